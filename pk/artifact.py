@@ -1,0 +1,84 @@
+"""The records that code generation hands to the runtime.  Imports nothing of pk.
+
+``Source`` is all that the runtime ever learns of a kernel: text to compile, options, the layout of the parameter block
+and the tables that turn a device record back into the user's words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_RANKS = 8
+
+FieldKind = Literal["map", "maps", "context", "pointer", "pointers", "int", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """How to encode one CUtensorMap: which tensor, and the box that one TMA operation moves.
+
+    ``box`` has one entry a dimension of the tensor, outermost first (leading 1s); ``swizzle`` is 0, 32, 64 or 128 bytes.
+    """
+
+    tensor: str
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One member of the kernel's parameter struct.
+
+    kind       size            filled with
+    map        128             tensor map ``map`` over this rank's own copy
+    maps       128 * MAX_RANKS tensor map ``map`` over every rank's copy (entries >= world are unused)
+    context    see below       the launch context (``pk/include/pk/comm/context.cuh``, ``runtime/context.py``)
+    pointer    8               address of tensor ``key``, this rank's own copy
+    pointers   8 * MAX_RANKS   addresses of tensor ``key`` on every rank
+    int        4               run-time value ``key``
+    float      4               run-time value ``key``
+
+    Keys of ints: ``tensor.axis`` (a dim, e.g. ``a.0``), ``tensor.stride.axis`` (elements), ``signals.offset`` (first counter of
+    that array in the arena), ``signals.axis`` (its shape), or the name of an ``int`` parameter.
+    """
+
+    name: str
+    kind: FieldKind
+    offset: int
+    size: int
+    key: str = ""
+    map: TensorMap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the kernel that may wait: what a device record's ``site`` number stands for."""
+
+    role: str
+    op: str
+    what: str  # the signals array or pipeline waited for
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel as CUDA text, with everything needed to compile and launch it.  Pure data: pickles, hashes, prints."""
+
+    name: str  # the user's function
+    entry: str  # the extern "C" symbol
+    text: str
+    arch: str  # "sm_90a"
+    options: tuple[str, ...]  # NVRTC flags, include paths not among them
+    fields: tuple[Field, ...]
+    params_size: int
+    threads: int
+    shared_bytes: int  # dynamic shared memory of a block
+    sites: tuple[Site, ...]
+    outputs: tuple[str, ...]  # tensors that the kernel writes
+    remote: bool  # touches a user's Parallel remotely: exit words needed
+    uses_signals: bool
+    registers: tuple[int, int] = (0, 0)  # setmaxnreg of consumers, of the others; (0, 0): none
+    comm_sms: int = 0  # communicator SMs asked for, 0: no communicator

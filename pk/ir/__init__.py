@@ -1,0 +1,1 @@
+"""The shared meaning: grammar, op table, printer, checks.  Imports nothing of pk outside this folder."""

@@ -1,0 +1,199 @@
+"""Fills and drains of a pipeline must be equal in number: both are counted as expressions and compared.
+
+Sequences add, loops multiply (or sum over their variable), conditions count 0 or 1.  The comparison is made for every
+task of every task loop, and for what a class does outside them.  Variables stand for the values they were assigned;
+those that a loop changes are unknowns, the same for both sides where shared code reads them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pk import errors
+from pk.ir import index
+from pk.ir import nodes as ir
+from pk.ir.poly import Poly, indicator, polynomial
+from pk.ir.split import bodies
+from pk.ir.types import BOOL, INT, Scalar
+
+Key = tuple[str, str]  # pipeline, mode
+Counts = dict[Key, Poly]
+_HIDDEN = "\u200b"  # tells our names from the user's, and is taken out of messages
+
+
+def balance(kernel: ir.Kernel) -> None:
+    """Raise Unbalanced for the first pipeline whose fills and drains are not equal in number."""
+    dims = {t.name: t.ndim for t in kernel.tensors}
+    env: dict[str, Poly] = {}
+    counter = _Counter(dims)
+    counter.block(kernel.prologue, env)
+    for block in (kernel.communicator.body if kernel.communicator else (), kernel.compute):
+        counter.spans.clear()
+        counter.compare(counter.block(block, dict(env)), block)
+
+
+@dataclass
+class _Counter:
+    dims: Mapping[str, int]
+    spans: dict[Key, ir.Span] = field(default_factory=dict)  # the first fill or drain of each pipeline in the region
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def block(self, block: ir.Block, env: dict[str, Poly], depth: int = 0) -> Counts:
+        """Counts of a block; ``env`` is brought up to date."""
+        total: Counts = {}
+        for s in block:
+            _add(total, self.statement(s, env, depth))
+        return total
+
+    def statement(self, s: ir.Statement, env: dict[str, Poly], depth: int) -> Counts:
+        if isinstance(s, ir.Assign):
+            self.assign(s, env)
+            return {}
+        if isinstance(s, ir.Role):
+            return self.block(s.body, env, depth)
+        if isinstance(s, ir.Stage):
+            key = (s.pipeline, s.mode)
+            self.spans.setdefault(key, s.span)
+            counts: Counts = {key: Poly.constant(1)}
+            _add(counts, self.block(s.body, env, depth))
+            return counts
+        if isinstance(s, ir.If):
+            return self.branch(s, env, depth)
+        if isinstance(s, ir.For):
+            return self.loop(s, env, depth)
+        if isinstance(s, ir.Tasks):
+            self.forget(s.body, env)
+            outer, self.spans = self.spans, {}
+            inside = dict(env)
+            self.compare(self.block(s.body, inside, depth), s.body)
+            self.spans = outer
+        return {}
+
+    def assign(self, s: ir.Assign, env: dict[str, Poly]) -> None:
+        if s.var.type == INT:
+            env[s.var.name] = polynomial(s.value, env)
+        elif s.var.type == BOOL:
+            env[s.var.name] = indicator(s.value, env)
+        elif isinstance(s.var.type, Scalar):
+            env[s.var.name] = self.unknown(s.var)
+
+    def unknown(self, var: ir.Var) -> Poly:
+        """A value that nothing is known of; its name prints as the user's."""
+        return Poly.atom(ir.Var(var.name + _HIDDEN * (next(self.numbers) + 1), var.type))
+
+    def forget(self, block: ir.Block, env: dict[str, Poly]) -> None:
+        """What a loop assigns has any value when a turn begins."""
+        for var in _assigned(block):
+            if var.name in env:
+                env[var.name] = self.unknown(var)
+
+    def branch(self, s: ir.If, env: dict[str, Poly], depth: int) -> Counts:
+        cond = indicator(s.cond, env)
+        sides = []
+        for block in (s.then, s.orelse):
+            inside = dict(env)
+            sides.append((self.block(block, inside, depth), inside))
+        (then, after_then), (orelse, after_orelse) = sides
+        for name in env:
+            a, b = after_then[name], after_orelse[name]
+            env[name] = a if a == b else cond * a + (Poly.constant(1) - cond) * b
+        total: Counts = {}
+        _add(total, {k: cond * c for k, c in then.items()})
+        _add(total, {k: (Poly.constant(1) - cond) * c for k, c in orelse.items()})
+        return total
+
+    def loop(self, s: ir.For, env: dict[str, Poly], depth: int) -> Counts:
+        start, stop = polynomial(s.start, env), polynomial(s.stop, env)
+        self.forget(s.body, env)
+        # One name for the variables of all loops of a depth: loops of two roles are compared.
+        variable = ir.Var(f"turn{_HIDDEN}{depth}", INT)
+        inside = {**env, s.var.name: Poly.atom(variable)}
+        counts = self.block(s.body, inside, depth + 1)
+        self.forget(s.body, env)
+        turns = self.turns(start, stop)
+        total: Counts = {}
+        for key, count in counts.items():
+            if count.mentions(variable.name):
+                total[key] = self.summed(count, variable, start, stop)
+            else:
+                total[key] = turns * count
+        return total
+
+    def turns(self, start: Poly, stop: Poly) -> Poly:
+        """Turns of a loop, taken as not negative: a negative range is empty on both sides."""
+        n = stop - start
+        return Poly.constant(max(n.value, 0)) if n.value is not None else n
+
+    def summed(self, count: Poly, variable: ir.Var, start: Poly, stop: Poly) -> Poly:
+        """The sum of ``count`` over a loop, an atom of its own."""
+        body, bounds = count.expression(), (start.expression(), stop.expression())
+        first, last = (index.to_text(b, self.dims) for b in bounds)
+        name = f"sum({index.to_text(body, self.dims)} for {variable.name} in range({first}, {last}))"
+        return Poly.atom(ir.Var(name, INT))
+
+    def compare(self, counts: Counts, block: ir.Block) -> None:
+        for pipeline in dict.fromkeys(p for p, _ in counts):
+            fill, drain = counts.get((pipeline, "fill"), Poly()), counts.get((pipeline, "drain"), Poly())
+            if fill != drain:
+                raise self.error(pipeline, block)
+
+    def error(self, pipeline: str, block: ir.Block) -> errors.Unbalanced:
+        fills, drains = (self.times(count_as_written(block, (pipeline, mode))) for mode in ("fill", "drain"))
+        places = [self.spans.get((pipeline, mode)) for mode in ("fill", "drain")]
+        first = places[0] or places[1]
+        assert first is not None
+        other = f"drained at\n{errors.frame(places[1])}\n  " if places[0] and places[1] else ""
+        return errors.Unbalanced(
+            f"`{pipeline}` is filled {fills} and drained {drains} in a task; the two must be equal",
+            first,
+            f"{other}Make the loops and conditions around the fills and drains count the same.",
+        )
+
+    def times(self, count: index.Value) -> str:
+        if isinstance(count, int):
+            return "once" if count == 1 else f"{count} times"
+        return f"`{index.to_text(index.lift(count), self.dims)}` times"
+
+
+def count_as_written(block: ir.Block, key: Key) -> index.Value:
+    """How often ``key`` happens in ``block``, in the user's terms: nothing substituted, for messages."""
+    terms: dict[ir.Expr, int] = {}
+    number = 0
+    for s in block:
+        term = _written(s, key)
+        if isinstance(term, int | float):
+            number += int(term)
+        else:
+            terms[term] = terms.get(term, 0) + 1
+    total: index.Value = 0
+    for term, n in terms.items():
+        total = index.binary("+", total, index.binary("*", n, term))
+    return index.binary("+", total, number)
+
+
+def _written(s: ir.Statement, key: Key) -> index.Value:
+    inside = [count_as_written(b, key) for b in bodies(s)]
+    if isinstance(s, ir.Stage):
+        return index.binary("+", inside[0], int((s.pipeline, s.mode) == key))
+    if isinstance(s, ir.If):
+        return inside[0] if inside[0] == inside[1] else index.select(s.cond, inside[0], inside[1])
+    if isinstance(s, ir.For):
+        return index.binary("*", index.binary("-", s.stop, s.start), inside[0])
+    return inside[0] if isinstance(s, ir.Role) else 0
+
+
+def _add(total: Counts, more: Counts) -> None:
+    for key, count in more.items():
+        total[key] = total.get(key, Poly()) + count
+
+
+def _assigned(block: ir.Block) -> list[ir.Var]:
+    found: list[ir.Var] = []
+    for s in block:
+        if isinstance(s, ir.Assign):
+            found.append(s.var)
+        for inner in bodies(s):
+            found += _assigned(inner)
+    return found

@@ -1,0 +1,378 @@
+"""The grammar of pk's IR, on one screen.  Imports nothing of pk but the types.
+
+    kernel  = name, params, signals, scratch, pipelines, compute: block, communicator?
+    block   = statement*
+    statement
+            = var := expr                                   Assign
+            | for var in start..stop: block                 For      (kept; static loops are unrolled before)
+            | for vars in tasks(extents): block             Tasks    (persistent, dealt round-robin to the blocks of the class)
+            | if cond: block else: block                    If
+            | with role: block                              Role
+            | with pipeline.fill()/drain(): block           Stage
+            | op(operands; attrs)                           Do       (an op of ``ops.TABLE`` with an effect)
+            | assert cond, text                             Assert
+    expr    = Const | Var | Dim | Rank | World | Unary | Binary | Select
+            | op(operands; attrs) : type                    Call     (an op of ``ops.TABLE`` with a result)
+    operand = expr | Memory | Shared | Signal
+
+Every node is frozen and carries the ``Span`` of the user's source that made it.  Scalars are int32,
+float32 or bool; ``//`` and ``%`` are Python's (floor).  A name holds a value: ``Assign`` replaces it; only the op
+``mma`` updates its first operand in place.  Coordinates count *elements* in every dimension (the front
+end has multiplied tile indices by tile extents), and one entry stands for each dimension of the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pk.ir.types import BOOL, INT, DType, Scalar, Tile, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the user's source: 1-based lines, 0-based columns, as in :mod:`ast`."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    function: str = ""
+    text: str = ""  # the first line of the piece, as written
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+NOWHERE = Span("<pk>", 0, 0, 0, 0)
+
+
+def _span() -> Span:
+    return field(default=NOWHERE, compare=False, repr=False)  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------- expressions
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: int | float | bool
+    type: Scalar
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A scalar or a register tile, by name.  Names are unique inside a kernel per role that owns them."""
+
+    name: str
+    type: Type
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """Extent of dimension ``axis`` (0-based, outermost first) of tensor or scratch ``tensor``, at run time."""
+
+    tensor: str
+    axis: int
+    type: Scalar = INT
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A run-time ``int`` or ``float`` parameter of the kernel."""
+
+    name: str
+    type: Scalar
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    type: Scalar = INT
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    type: Scalar = INT
+    span: Span = _span()
+
+
+UnaryOp = Literal["-", "not", "abs"]
+BinaryOp = Literal["+", "-", "*", "/", "//", "%", "min", "max", "<", "<=", ">", ">=", "==", "!=", "and", "or"]
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """Scalar, or element by element on register tiles."""
+
+    op: UnaryOp
+    x: Expr
+    type: Type
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """Scalar, or element by element on register tiles (a scalar operand is broadcast)."""
+
+    op: BinaryOp
+    x: Expr
+    y: Expr
+    type: Type
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """``x if cond else y`` on scalars."""
+
+    cond: Expr
+    x: Expr
+    y: Expr
+    type: Scalar
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op of the table that yields a value, e.g. ``full(; value=0.0) : register[128x256 float32]``."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    type: Type
+    attrs: tuple[tuple[str, object], ...] = ()
+    span: Span = _span()
+
+    def attr(self, name: str) -> object:
+        return dict(self.attrs)[name]
+
+
+# -------------------------------------------------------------------------------------------- operands
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A window of a tensor or scratch buffer: ``tensor`` of ``rank`` at element ``coord`` (one entry a dimension).
+
+    ``rank`` is None for this rank's own copy (a ``Global``), an expression for ``c[r]``; ``everyone`` is
+    set when the whole ``Parallel`` is meant (destinations only).
+    """
+
+    tensor: str
+    coord: tuple[Expr, ...]
+    rank: Expr | None = None
+    everyone: bool = False
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A shared tile: field ``field`` of the stage of ``pipeline`` that the role holds now.
+
+    ``type`` is the tile as stored; ``transposed`` marks ``t.T``.
+    """
+
+    pipeline: str
+    field: str
+    type: Tile
+    transposed: bool = False
+    span: Span = _span()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape[::-1] if self.transposed else self.type.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One counter: ``signals[index]``, one index entry a dimension of the declaration."""
+
+    signals: str
+    index: tuple[Expr, ...]
+    span: Span = _span()
+
+
+Expr = Const | Var | Dim | Param | Rank | World | Unary | Binary | Select | Call
+Operand = Expr | Memory | Shared | Signal
+
+
+# ------------------------------------------------------------------------------------------ statements
+@dataclass(frozen=True, slots=True)
+class Assign:
+    var: Var
+    value: Expr
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """``for var in range(start, stop)``, start <= var < stop, step 1, kept at run time."""
+
+    var: Var
+    start: Expr
+    stop: Expr
+    body: Block
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Persistent loop over ``extents`` (see ``ir.order`` for the walk); block b of the n blocks of the class takes
+    tasks b, b+n, ...; the count runs on from one task loop of the class to the next.
+    """
+
+    vars: tuple[Var, ...]
+    extents: tuple[Expr, ...]
+    body: Block
+    group: int = 8
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    cond: Expr
+    then: Block
+    orelse: Block = ()
+    span: Span = _span()
+
+
+RoleKind = Literal["loader", "consumer", "storer", "team"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """``with pk.loader()`` / ``consumer(warpgroups=n)`` / ``storer()``.  Statements outside roles are replicated."""
+
+    kind: RoleKind
+    body: Block
+    warpgroups: int = 0
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Hold the next stage of ``pipeline``: ``fill`` (it is free) or ``drain`` (it is full), release it at the end."""
+
+    pipeline: str
+    mode: Literal["fill", "drain"]
+    body: Block
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """An op of the table with an effect, e.g. ``load_async(Shared, Memory)``."""
+
+    op: str
+    operands: tuple[Operand, ...]
+    attrs: tuple[tuple[str, object], ...] = ()
+    span: Span = _span()
+
+    def attr(self, name: str) -> object:
+        return dict(self.attrs)[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Assert:
+    cond: Expr
+    text: str
+    span: Span = _span()
+
+
+Statement = Assign | For | Tasks | If | Role | Stage | Do | Assert
+Block = tuple[Statement, ...]
+
+
+# ---------------------------------------------------------------------------------------- declarations
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor parameter.  ``global``: this rank's own memory.  ``parallel``: the same on every rank, symmetric."""
+
+    name: str
+    kind: Literal["global", "parallel"]
+    dtype: DType
+    ndim: int
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """``pk.signals(*shape)``: symmetric int32 counters, zero at launch.  ``()`` is one counter."""
+
+    name: str
+    shape: tuple[Expr, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """``pk.scratch(shape, dtype)``: symmetric work space, contiguous, contents undefined at launch."""
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A ring of ``stages`` tile sets.  ``owner`` is the class of blocks whose roles use it."""
+
+    name: str
+    stages: int
+    tiles: tuple[tuple[str, Tile], ...]
+    owner: Literal["compute", "communicator"] = "compute"
+    span: Span = _span()
+
+    def tile(self, field_name: str) -> Tile:
+        return dict(self.tiles)[field_name]
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body."""
+
+    sms: Expr
+    body: Block
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One specialised kernel.  ``prologue``: scalar assignments at the top, visible in both classes.
+
+    ``constants`` are the folded ``constexpr`` parameters, for printing and for the name of the artifact.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    scalars: tuple[Param, ...]
+    signals: tuple[Signals, ...]
+    scratch: tuple[Scratch, ...]
+    pipelines: tuple[Pipeline, ...]
+    prologue: Block
+    compute: Block
+    communicator: Communicator | None = None
+    constants: tuple[tuple[str, object], ...] = ()
+    span: Span = _span()
+
+    def tensor(self, name: str) -> Tensor | Scratch:
+        """The tensor parameter or scratch buffer called ``name``."""
+        found: list[Tensor | Scratch] = [*self.tensors, *self.scratch]
+        for t in found:
+            if t.name == name:
+                return t
+        raise KeyError(name)
+
+    def pipeline(self, name: str) -> Pipeline:
+        return next(p for p in self.pipelines if p.name == name)
+
+
+def const(value: int | float | bool, span: Span = NOWHERE) -> Const:
+    """A literal with the scalar type that its Python type implies."""
+    from pk.ir.types import FLOAT
+
+    kind = BOOL if isinstance(value, bool) else INT if isinstance(value, int) else FLOAT
+    return Const(value, kind, span)

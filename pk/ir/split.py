@@ -1,0 +1,154 @@
+"""Cut one class of blocks into roles: each role keeps its own blocks and the shared code they need.
+
+Statements outside role blocks are replicated (gallery rule 3): every role of the class gets its own copy
+of the loops and scalars that its statements use, and every ``wait`` and ``assert`` of the shared code.
+No role reads another's names, so this is backward liveness over one tree and nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pk.ir import nodes as ir
+
+ROLE_ORDER: tuple[ir.RoleKind, ...] = ("loader", "consumer", "storer", "team")
+
+
+def roles_of(block: ir.Block) -> tuple[ir.RoleKind, ...]:
+    """The roles of a class, in pipeline order.  A class without role blocks is one role, the team."""
+    found = {s.kind for s in statements(block) if isinstance(s, ir.Role)}
+    return tuple(k for k in ROLE_ORDER if k in found) or ("team",)
+
+
+def warpgroups_of(block: ir.Block) -> int:
+    """Consumer warpgroups of a class (0 if it has no consumer)."""
+    return max((s.warpgroups for s in statements(block) if isinstance(s, ir.Role)), default=0)
+
+
+def slice_role(block: ir.Block, kind: ir.RoleKind) -> ir.Block:
+    """The part of ``block`` that role ``kind`` executes, ``Role`` nodes dissolved.
+
+    For the team, the whole block.
+    """
+    if kind == "team":
+        return block
+    kept, _ = _slice(block, kind, frozenset())
+    return kept
+
+
+def statements(block: ir.Block) -> Iterator[ir.Statement]:
+    """Every statement of ``block``, outermost first."""
+    for s in block:
+        yield s
+        for inner in bodies(s):
+            yield from statements(inner)
+
+
+def bodies(s: ir.Statement) -> tuple[ir.Block, ...]:
+    """The blocks inside a statement."""
+    if isinstance(s, ir.If):
+        return (s.then, s.orelse)
+    if isinstance(s, ir.For | ir.Tasks | ir.Role | ir.Stage):
+        return (s.body,)
+    return ()
+
+
+def expressions(s: ir.Statement) -> tuple[ir.Operand, ...]:
+    """The operands that a statement itself evaluates (not those of the blocks inside it)."""
+    if isinstance(s, ir.Assign):
+        return (s.value,)
+    if isinstance(s, ir.For):
+        return (s.start, s.stop)
+    if isinstance(s, ir.Tasks):
+        return s.extents
+    if isinstance(s, ir.If | ir.Assert):
+        return (s.cond,)
+    if isinstance(s, ir.Do):
+        return s.operands
+    return ()
+
+
+def children(e: ir.Operand) -> tuple[ir.Operand, ...]:
+    """The operands inside an operand."""
+    if isinstance(e, ir.Unary):
+        return (e.x,)
+    if isinstance(e, ir.Binary):
+        return (e.x, e.y)
+    if isinstance(e, ir.Select):
+        return (e.cond, e.x, e.y)
+    if isinstance(e, ir.Call):
+        return e.operands
+    if isinstance(e, ir.Memory):
+        return e.coord if e.rank is None else (*e.coord, e.rank)
+    if isinstance(e, ir.Signal):
+        return e.index
+    return ()
+
+
+def walk(operands: Iterable[ir.Operand]) -> Iterator[ir.Operand]:
+    """Every operand under ``operands``, outermost first."""
+    for e in operands:
+        yield e
+        yield from walk(children(e))
+
+
+def used(s: ir.Statement) -> frozenset[str]:
+    """Names of the variables that a statement itself reads."""
+    return frozenset(e.name for e in walk(expressions(s)) if isinstance(e, ir.Var))
+
+
+def _slice(block: ir.Block, kind: ir.RoleKind, live: frozenset[str]) -> tuple[ir.Block, frozenset[str]]:
+    """Backward over ``block``: what ``kind`` keeps, and the names it needs before the block."""
+    kept: list[ir.Statement] = []
+    for s in reversed(block):
+        new, live = _slice_one(s, kind, live)
+        kept[:0] = new
+    return tuple(kept), live
+
+
+def _slice_one(
+    s: ir.Statement, kind: ir.RoleKind, live: frozenset[str]
+) -> tuple[tuple[ir.Statement, ...], frozenset[str]]:
+    if isinstance(s, ir.Role):
+        if s.kind != kind:
+            return (), live
+        return s.body, _all_names(s.body) | live
+    if isinstance(s, ir.Assign):
+        if s.var.name not in live:
+            return (), live
+        return (s,), (live - {s.var.name}) | used(s)
+    if isinstance(s, ir.If):
+        then, a = _slice(s.then, kind, live)
+        orelse, b = _slice(s.orelse, kind, live)
+        if not then and not orelse:
+            return (), live
+        return (ir.If(s.cond, then, orelse, s.span),), a | b | live | used(s)
+    if isinstance(s, ir.For | ir.Tasks):
+        return _slice_loop(s, kind, live)
+    if isinstance(s, ir.Stage):
+        raise AssertionError("a stage outside a role: the front end refuses this")
+    return (s,), live | used(s)  # wait, assert: every role keeps them
+
+
+def _slice_loop(
+    s: ir.For | ir.Tasks, kind: ir.RoleKind, live: frozenset[str]
+) -> tuple[tuple[ir.Statement, ...], frozenset[str]]:
+    # What one turn needs may come from the turn before: iterate to the fixed point.
+    body, need = _slice(s.body, kind, live)
+    while not need <= live:
+        live = live | need
+        body, need = _slice(s.body, kind, live)
+    # A task loop is kept even when empty: the count of tasks runs on from loop to loop.
+    if not body and not isinstance(s, ir.Tasks):
+        return (), live
+    again = (
+        ir.For(s.var, s.start, s.stop, body, s.span)
+        if isinstance(s, ir.For)
+        else ir.Tasks(s.vars, s.extents, body, s.group, s.span)
+    )
+    return (again,), live | used(s)
+
+
+def _all_names(block: ir.Block) -> frozenset[str]:
+    """Names that a role's own block reads anywhere; a name it assigns first is harmless here."""
+    return frozenset().union(*(used(s) for s in statements(block))) if block else frozenset()

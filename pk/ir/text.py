@@ -1,0 +1,84 @@
+"""Print a kernel: stable text, close to what the user wrote, one line a statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pk.ir import nodes as ir
+from pk.ir.index import to_text
+from pk.ir.types import Tile
+
+
+def text(kernel: ir.Kernel) -> str:
+    """``kernel`` as text.  The same kernel prints the same everywhere: no positions, no addresses."""
+    return _Printer(kernel).kernel() + "\n"
+
+
+class _Printer:
+    def __init__(self, kernel: ir.Kernel) -> None:
+        self.k = kernel
+        self.dims = {t.name: t.ndim for t in kernel.tensors} | {s.name: len(s.shape) for s in kernel.scratch}
+
+    def expr(self, e: ir.Operand) -> str:
+        return to_text(e, self.dims)
+
+    def items(self, es: tuple[ir.Operand, ...]) -> str:
+        return ", ".join(map(self.expr, es))
+
+    def kernel(self) -> str:
+        k = self.k
+        params = [f"{t.name}: {t.kind} {t.dtype} {t.ndim}-d" for t in k.tensors]
+        params += [f"{p.name}: {p.type}" for p in k.scalars]
+        lines = [f"kernel {k.name}({', '.join(params)})"]
+        if k.constants:
+            lines.append("  constants " + ", ".join(f"{name}={value!r}" for name, value in k.constants))
+        for p in k.pipelines:
+            tiles = ", ".join(f"{name}={_extents(t)} {t.dtype}" for name, t in p.tiles)
+            lines.append(f"  pipeline {p.name} = {p.stages} x ({tiles}), {p.owner}")
+        lines += [f"  signals {s.name}[{self.items(s.shape)}]" for s in k.signals]
+        lines += [f"  scratch {s.name}[{self.items(s.shape)}] {s.dtype}" for s in k.scratch]
+        lines += self.block(k.prologue, 1)
+        if k.communicator is not None:
+            lines.append(f"  communicator sms={self.expr(k.communicator.sms)}:")
+            lines += self.block(k.communicator.body, 2)
+        lines.append("  compute:")
+        lines += self.block(k.compute, 2)
+        return "\n".join(lines)
+
+    def block(self, block: ir.Block, depth: int) -> list[str]:
+        """The lines of a block, indented; an empty one is ``pass``."""
+        lines = [f"{'  ' * depth}{line}" for s in block for line in self.statement(s)]
+        return lines or [f"{'  ' * depth}pass"] if depth > 1 else lines
+
+    def statement(self, s: ir.Statement) -> Iterator[str]:
+        """The lines of a statement."""
+        if isinstance(s, ir.Assign):
+            yield f"{s.var.name}: {s.var.type} = {self.expr(s.value)}"
+        elif isinstance(s, ir.Do):
+            yield f"{s.op}({', '.join([*map(self.expr, s.operands), *(f'{k}={v!r}' for k, v in s.attrs)])})"
+        elif isinstance(s, ir.Assert):
+            yield f"assert {self.expr(s.cond)}, {s.text!r}"
+        elif isinstance(s, ir.If):
+            yield f"if {self.expr(s.cond)}:"
+            yield from self.block(s.then, 1) or ["  pass"]
+            if s.orelse:
+                yield "else:"
+                yield from self.block(s.orelse, 1)
+        else:
+            yield self.header(s)
+            yield from self.block(s.body, 1) or ["  pass"]
+
+    def header(self, s: ir.For | ir.Tasks | ir.Role | ir.Stage) -> str:
+        """The first line of a statement with one body."""
+        if isinstance(s, ir.For):
+            return f"for {s.var.name} in range({self.items((s.start, s.stop))}):"
+        if isinstance(s, ir.Tasks):
+            names = ", ".join(v.name for v in s.vars)
+            return f"for {names} in tasks({self.items(s.extents)}, group={s.group}):"
+        if isinstance(s, ir.Role):
+            return f"with {s.kind}({f'warpgroups={s.warpgroups}' if s.kind == 'consumer' else ''}):"
+        return f"with {s.pipeline}.{s.mode}():"
+
+
+def _extents(tile: Tile) -> str:
+    return "x".join(map(str, tile.shape))
