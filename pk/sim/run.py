@@ -1,0 +1,182 @@
+"""Run a kernel on simulated ranks: ``simulate(kernel, args)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pk import errors
+from pk.ir import nodes as ir
+from pk.ir.index import evaluate
+from pk.ir.split import roles_of
+from pk.ir.types import Scalar
+from pk.sim import machine, report
+from pk.sim.memory import Buffer, Memory, Observer, SimTensor
+from pk.sim.report import Report
+from pk.sim.schedule import Schedule
+from pk.sim.translate import RoleProgram, translate
+from pk.sim.values import STORAGE
+
+Arguments = dict[str, SimTensor | int | float]
+
+__all__ = ["DEFAULT_SMS", "Report", "SimTensor", "simulate"]
+
+DEFAULT_SMS = 4
+
+
+def simulate(
+    kernel: ir.Kernel,
+    args: list[Arguments],
+    sms: int | None = None,
+    seed: int = 0,
+    observer: Observer | None = None,
+) -> Report:
+    """Run one launch of ``kernel`` on ``len(args)`` ranks; tensors are changed in place.
+
+    ``args[r]`` holds rank r's tensors and run-time scalars by parameter name.  Every rank has ``sms`` thread blocks
+    (default 4).  ``seed`` chooses the schedule; equal seeds give equal schedules.  ``observer`` is called for every
+    access to memory and shared tiles.
+
+    Raises :class:`pk.errors.ArgumentError` for arguments that do not fit the kernel, :class:`pk.errors.RanksDisagree`
+    for shapes that must be equal on all ranks and are not, :class:`pk.errors.DeadlockError` when roles wait for what
+    will never come, :class:`pk.errors.SimulationError` for what a kernel must not do (a rank or counter that does not
+    exist, a failed assert).
+    """
+    sms = DEFAULT_SMS if sms is None else sms
+    world = len(args)
+    if world < 1 or sms < 1:
+        raise errors.ArgumentError(f"simulate needs at least one rank and one SM, not {world} and {sms}.")
+    values = [_check(kernel, rank, world, mine) for rank, mine in enumerate(args)]
+    parallel = [t.name for t in kernel.tensors if t.kind == "parallel"]
+    _agreed(kernel, "tensor", [{name: _tensor(mine[name]).array.shape for name in parallel} for mine in args])
+    signal_shapes = _agreed(kernel, "signals", [{s.name: _shape(s, env) for s in kernel.signals} for env in values])
+    scratch_shapes = _agreed(kernel, "scratch", [{s.name: _shape(s, env) for s in kernel.scratch} for env in values])
+    buffers = [
+        {
+            **{t.name: Buffer(t.name, rank, -1, _tensor(mine[t.name]).array, t.dtype) for t in kernel.tensors},
+            **{s.name: machine.scratch_buffer(s.name, rank, scratch_shapes[s.name], s.dtype) for s in kernel.scratch},
+        }
+        for rank, mine in enumerate(args)
+    ]
+    scalars: list[dict[str, Any]] = [{p.name: mine[p.name] for p in kernel.scalars} for mine in args]
+    schedule = Schedule(seed, world, sms)
+    launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes)
+    programs = _populate(kernel, launch, sms, _communicators(kernel, sms, values[0]))
+    with np.errstate(all="ignore"):  # NaN is data here
+        _run(launch, programs)
+    if launch.running:
+        raise report.deadlock(kernel.name, seed, schedule.steps, launch.roles)
+    done = launch.operations
+    return Report(
+        kernel.name,
+        world,
+        sms,
+        seed,
+        schedule.digest(),
+        schedule.steps,
+        launch.waits,
+        done["load"],
+        done["land"],
+        done["signal"],
+        launch.messages,
+        launch.max_in_flight,
+    )
+
+
+def _run(launch: machine.Launch, programs: list[RoleProgram]) -> None:
+    try:
+        machine.run(launch)
+    except ZeroDivisionError as error:  # the only mistake that scalar arithmetic can make
+        span = ir.NOWHERE
+        files = {p.file: p for p in programs}
+        at = error.__traceback__
+        while at is not None:
+            program = files.get(at.tb_frame.f_code.co_filename)
+            span = program.span(at.tb_lineno) if program else span
+            at = at.tb_next
+        raise errors.SimulationError("division by zero", span, "a scalar of the kernel") from None
+
+
+def _populate(kernel: ir.Kernel, launch: machine.Launch, sms: int, communicators: int) -> list[RoleProgram]:
+    """Make every role of every block of every rank.  Blocks 0 to ``communicators`` - 1 are the communicator's."""
+    classes: list[tuple[str, ir.Block, range]] = [("compute", kernel.compute, range(communicators, sms))]
+    if kernel.communicator is not None:
+        classes.insert(0, ("communicator", kernel.communicator.body, range(communicators)))
+    programs: list[RoleProgram] = []
+    for owner, body, blocks in classes:
+        roles = [translate(kernel, body, kind) for kind in roles_of(body)]
+        programs += roles
+        pipelines = [p for p in kernel.pipelines if p.owner == owner]
+        for rank in range(launch.world):
+            for index, block in enumerate(blocks):
+                rings = {p.name: machine.Ring(launch, p, rank, block) for p in pipelines}
+                for program in roles:
+                    role = machine.Role(launch, rank, block, program.kind, index, len(blocks))
+                    role.rings = rings
+                    role.program = program.start(role)
+                    launch.add_role(role)
+    return programs
+
+
+def _communicators(kernel: ir.Kernel, sms: int, values: dict[str, int | float]) -> int:
+    """How many of a rank's blocks are communicators."""
+    if kernel.communicator is None:
+        return 0
+    if sms < 2:
+        raise errors.ArgumentError(
+            f"kernel `{kernel.name}` has a communicator, which needs an SM beside those that compute, but sms={sms}.\n"
+            "  Simulate with sms=2 or more."
+        )
+    return max(1, min(int(evaluate(kernel.communicator.sms, values)), sms // 2))
+
+
+# ---------------------------------------------------------------------------------------------- arguments
+def _check(kernel: ir.Kernel, rank: int, world: int, mine: Arguments) -> dict[str, int | float]:
+    """Refuse arguments that do not fit; return what ``ir.index.evaluate`` needs to know about them."""
+    values: dict[str, int | float] = {"rank": rank, "world": world}
+    wanted = [t.name for t in kernel.tensors] + [p.name for p in kernel.scalars]
+    if sorted(wanted) != sorted(mine):
+        raise errors.ArgumentError(
+            f"kernel `{kernel.name}` takes {', '.join(wanted)}; rank {rank} was given {', '.join(mine) or 'nothing'}."
+        )
+    for t in kernel.tensors:
+        given = mine[t.name]
+        if not isinstance(given, SimTensor):
+            raise errors.ArgumentError(f"`{t.name}` of kernel `{kernel.name}` must be a SimTensor, not {given!r}.")
+        if given.dtype != t.dtype or given.array.dtype != STORAGE[t.dtype] or given.array.ndim != t.ndim:
+            raise errors.ArgumentError(
+                f"`{t.name}` of kernel `{kernel.name}` is {given.dtype} with {given.array.ndim} dimensions, stored as "
+                f"{given.array.dtype}; wanted {t.dtype} with {t.ndim}, stored as {STORAGE[t.dtype]}."
+            )
+        values.update({f"{t.name}.{axis}": extent for axis, extent in enumerate(given.array.shape)})
+    for p in kernel.scalars:
+        number = mine[p.name]
+        if isinstance(number, SimTensor):
+            raise errors.ArgumentError(f"`{p.name}` of kernel `{kernel.name}` must be a number, not a tensor.")
+        values[p.name] = number
+    for s in kernel.prologue:
+        if isinstance(s, ir.Assign) and isinstance(s.var.type, Scalar):
+            values[s.var.name] = evaluate(s.value, values)
+    return values
+
+
+def _tensor(argument: SimTensor | int | float) -> SimTensor:
+    assert isinstance(argument, SimTensor)
+    return argument
+
+
+def _shape(declared: ir.Signals | ir.Scratch, values: dict[str, int | float]) -> tuple[int, ...]:
+    return tuple(int(evaluate(extent, values)) for extent in declared.shape)
+
+
+def _agreed(kernel: ir.Kernel, what: str, shapes: list[dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """The shapes that all ranks have in common."""
+    for rank, mine in enumerate(shapes):
+        for name, shape in mine.items():
+            if shape != shapes[0][name]:
+                raise errors.RanksDisagree(
+                    f"{what} `{name}` of kernel `{kernel.name}` has shape {shapes[0][name]} on rank 0 and {shape} on "
+                    f"rank {rank}.\n  It must be the same on every rank: pass tensors of equal shapes."
+                )
+    return shapes[0]

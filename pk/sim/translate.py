@@ -1,0 +1,252 @@
+"""From IR to Python: each role of a class becomes one generator function.
+
+Interpreting nodes one by one would cost more than the NumPy work they do.  So a role's slice is written out as Python
+text, one statement a line, with the ops of ``sim.ops`` called by name, and compiled once for all ranks and blocks.  The
+text (``RoleProgram.text``) can be read; every line knows the span of the statement it came from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pk.ir import nodes as ir
+from pk.ir import ops as table
+from pk.ir.order import coordinate
+from pk.ir.split import slice_role
+from pk.ir.types import Scalar, Tile
+from pk.sim import ops
+from pk.sim.machine import Program, Role, Site
+from pk.sim.values import single
+
+WAITING = frozenset(name for name, meaning in ops.MEANING.items() if inspect.isgeneratorfunction(meaning))
+"""Ops whose meaning is a generator."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleProgram:
+    """A role as Python: ``start(role)`` makes the generator that the machine steps."""
+
+    kind: ir.RoleKind
+    text: str
+    file: str
+    spans: tuple[ir.Span, ...]
+    start: Callable[[Role], Program]
+
+    def span(self, line: int) -> ir.Span:
+        """The user's source behind a 1-based line of ``text``."""
+        return self.spans[line - 1]
+
+
+def translate(kernel: ir.Kernel, block: ir.Block, kind: ir.RoleKind) -> RoleProgram:
+    """Role ``kind`` of a class, whose body (without the prologue) is ``block``."""
+    writer = _Writer()
+    writer.function(slice_role(kernel.prologue + block, kind))
+    text = "\n".join(writer.lines) + "\n"
+    file = f"<pk simulator: {kernel.name}, {kind} {id(writer):x}>"
+    exec(compile(text, file, "exec"), writer.names)
+    return RoleProgram(kind, text, file, tuple(writer.spans), writer.names["role_program"])
+
+
+class _Writer:
+    """Writes one function.  ``names`` is its module: ops, sites and helpers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.spans: list[ir.Span] = []
+        self.names: dict[str, Any] = {
+            "binary": ops.binary,
+            "unary": ops.unary,
+            "single": single,
+            "coordinate": coordinate,
+            "prod": math.prod,
+            "inf": math.inf,
+            "nan": math.nan,
+            **{f"op_{name}": meaning for name, meaning in ops.MEANING.items()},
+        }
+        self._depth = 0
+        self._span = ir.NOWHERE
+        self._variables: dict[str, str] = {}
+        self._pipelines: dict[str, str] = {}
+
+    # ---------------------------------------------------------------------------------------------- text
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self._depth + text)
+        self.spans.append(self._span)
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self._depth += 1
+        before = len(self.lines)
+        yield
+        if len(self.lines) == before:
+            self.line("pass")
+        self._depth -= 1
+
+    def site(self, op: str, what: str, span: ir.Span, kind: Any = None, attrs: tuple[tuple[str, Any], ...] = ()) -> str:
+        name = f"site{sum(n.startswith('site') for n in self.names)}"
+        self.names[name] = Site(op, what, span, kind, attrs)
+        return name
+
+    def variable(self, name: str) -> str:
+        """A Python name for ``name``: its own, made safe, and numbered so that no two collide."""
+        return _numbered(self._variables, "v", name)
+
+    def pipeline(self, name: str) -> str:
+        """The same for pipelines."""
+        return _numbered(self._pipelines, "p", name)
+
+    # ---------------------------------------------------------------------------------------- statements
+    def function(self, block: ir.Block) -> None:
+        with self.indented("def role_program(role):"):
+            self.line("me, world, dims, scalars = role.rank, role.world, role.dims, role.scalars")
+            self.line("index, of, tasks = role.index, role.of, 0")
+            at = len(self.lines)
+            self.block(block)
+            self.line("yield from ()")
+            for pipeline, p in self._pipelines.items():
+                text = f"fills_{p} = drains_{p} = 0; ring_{p} = role.rings[{pipeline!r}].stages"
+                self.lines.insert(at, "    " + text)
+                self.spans.insert(at, ir.NOWHERE)
+
+    def block(self, block: ir.Block) -> None:
+        for s in block:
+            self.statement(s)
+
+    def statement(self, s: ir.Statement) -> None:
+        self._span = s.span
+        if isinstance(s, ir.Assign):
+            self.line(f"{self.variable(s.var.name)} = {self.expression(s.value)}")
+        elif isinstance(s, ir.For):
+            start, stop = self.expression(s.start), self.expression(s.stop)
+            with self.indented(f"for {self.variable(s.var.name)} in range({start}, {stop}):"):
+                self.block(s.body)
+        elif isinstance(s, ir.Tasks):
+            self.tasks(s)
+        elif isinstance(s, ir.If):
+            with self.indented(f"if {self.expression(s.cond)}:"):
+                self.block(s.then)
+            if s.orelse:
+                with self.indented("else:"):
+                    self.block(s.orelse)
+        elif isinstance(s, ir.Role):  # only in a team's slice, which has none; slices of roles have them dissolved
+            raise AssertionError(f"a {s.kind} block inside a role")
+        elif isinstance(s, ir.Stage):
+            self.stage(s)
+        elif isinstance(s, ir.Do):
+            self.do(s)
+        else:
+            site = self.site("assert", "", s.span)
+            with self.indented(f"if not {self.expression(s.cond)}:"):
+                self.line(f"raise role.fail({site}, {f'assertion failed: {s.text}'!r})")
+
+    def tasks(self, s: ir.Tasks) -> None:
+        """Block ``index`` of ``of`` takes the tasks ``index`` modulo ``of``; ``tasks`` came before this loop."""
+        number = self.variable(f"tasks {len(self.lines)}")  # no name of the user has a space
+        variables = [self.variable(v.name) for v in s.vars]
+        names = tuple(v.name for v in s.vars)
+        self.line(f"{number} = ({', '.join(map(self.expression, s.extents))},)")
+        with self.indented(f"for task in range((index - tasks) % of, prod({number}), of):"):
+            self.line(f"{', '.join(variables)}, = coordinate(task, {number}, {s.group})")
+            self.line(f"role.task = ({names!r}, ({', '.join(variables)},))")
+            self.block(s.body)
+        self._span = s.span
+        self.line(f"tasks += prod({number})")
+        self.line("role.task = ((), ())")
+
+    def stage(self, s: ir.Stage) -> None:
+        p = self.pipeline(s.pipeline)
+        site = self.site(s.mode, s.pipeline, s.span)
+        cursor, counter, leave = (
+            (f"fills_{p}", "empty", "full") if s.mode == "fill" else (f"drains_{p}", "full", "empty")
+        )
+        use = f"{cursor} // len(ring_{p})" + ("" if s.mode == "fill" else " + 1")
+        self.line(f"held_{p} = ring_{p}[{cursor} % len(ring_{p})]")
+        self.line(f"yield held_{p}.{counter}, {use}, {site}")
+        self.line(f"{cursor} += 1")
+        if s.mode == "fill":
+            self.line(f"held_{p}.enter_fill()")
+        self.block(s.body)
+        self._span = s.span
+        self.line(f"held_{p}.leave(held_{p}.{leave})")
+
+    def do(self, s: ir.Do) -> None:
+        row = table.TABLE[s.op]
+        what = next((o.signals for o in s.operands if isinstance(o, ir.Signal)), "")
+        site = self.site(s.op, what, s.span, attrs=s.attrs)
+        call = f"op_{s.op}(role, {', '.join([site, *(self.operand(o, site) for o in s.operands)])})"
+        if s.op in WAITING:
+            self.line(f"yield from {call}")
+            return
+        changed = [s.operands[i] for i in row.writes if row.operands[i] == "register"]
+        names = [self.variable(v.name) for v in changed if isinstance(v, ir.Var)]
+        self.line(" = ".join([*names, call]))
+
+    # --------------------------------------------------------------------------------------- expressions
+    def operand(self, e: ir.Operand, site: str) -> str:
+        if isinstance(e, ir.Shared):
+            return f"held_{self.pipeline(e.pipeline)}.tiles[{e.field!r}]" + (".T" if e.transposed else "")
+        if isinstance(e, ir.Memory):
+            coord = self.tuple(e.coord)
+            if e.everyone:
+                return f"role.everyone({e.tensor!r}, {coord})"
+            rank = "None" if e.rank is None else self.expression(e.rank)
+            return f"role.window({e.tensor!r}, {coord}, {rank}, {site})"
+        if isinstance(e, ir.Signal):
+            return f"role.counter({e.signals!r}, {self.tuple(e.index)}, {site})"
+        return self.expression(e)
+
+    def tuple(self, entries: tuple[ir.Expr, ...]) -> str:
+        return "(" + "".join(f"{self.expression(e)}, " for e in entries) + ")"
+
+    def expression(self, e: ir.Expr) -> str:
+        if isinstance(e, ir.Const):
+            return f"({single(e.value) if isinstance(e.value, float) else e.value!r})"
+        if isinstance(e, ir.Var):
+            return self.variable(e.name)
+        if isinstance(e, ir.Dim):
+            return f"dims[{e.tensor!r}, {e.axis}]"
+        if isinstance(e, ir.Param):
+            return f"single(scalars[{e.name!r}])" if e.type.dtype.kind == "float" else f"scalars[{e.name!r}]"
+        if isinstance(e, ir.Rank):
+            return "me"
+        if isinstance(e, ir.World):
+            return "world"
+        if isinstance(e, ir.Select):  # Python evaluates one side only, and so does the device
+            return f"({self.expression(e.x)} if {self.expression(e.cond)} else {self.expression(e.y)})"
+        if isinstance(e, ir.Unary):
+            return self.unary(e)
+        if isinstance(e, ir.Binary):
+            return self.binary(e)
+        site = self.site(e.op, "", e.span, e.type, e.attrs)
+        return f"op_{e.op}(role, {', '.join([site, *(self.operand(o, site) for o in e.operands)])})"
+
+    def unary(self, e: ir.Unary) -> str:
+        x = self.expression(e.x)
+        if isinstance(e.type, Tile):
+            return f"unary({e.op!r}, {x}, {self.dtype(e.type)})"
+        return {"-": f"(-{x})", "not": f"(not {x})", "abs": f"abs({x})"}[e.op]
+
+    def binary(self, e: ir.Binary) -> str:
+        x, y = self.expression(e.x), self.expression(e.y)
+        if isinstance(e.type, Tile):
+            return f"binary({e.op!r}, {x}, {y}, {self.dtype(e.type)})"
+        text = f"{e.op}({x}, {y})" if e.op in ("min", "max") else f"({x} {e.op} {y})"
+        return f"single({text})" if e.type.dtype.kind == "float" else text
+
+    def dtype(self, kind: Tile | Scalar) -> str:
+        name = f"dtype_{kind.dtype.name}"
+        self.names[name] = kind.dtype
+        return name
+
+
+def _numbered(names: dict[str, str], prefix: str, name: str) -> str:
+    if name not in names:
+        safe = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+        names[name] = f"{prefix}{len(names)}_{safe}"
+    return names[name]
