@@ -1,0 +1,172 @@
+"""Calls that act on memory, tiles and signals: from the user's arguments to the operands of the op table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pk import errors
+from pk.dsl import language
+from pk.dsl.arguments import integer
+from pk.dsl.values import At, CopyValue, SignalsValue, TensorValue, describe, is_tile
+from pk.ir import index, rules
+from pk.ir import nodes as ir
+from pk.ir.types import Tile
+
+if TYPE_CHECKING:
+    from pk.dsl.expressions import Expressions
+
+Arguments = dict[str, Any]
+Handler = Callable[["Expressions", Arguments, ir.Span], Any]
+
+
+# --------------------------------------------------------------------------------------------- operands
+def _shared(r: Expressions, op: str, value: Any, span: ir.Span) -> ir.Shared:
+    if not isinstance(value, ir.Shared):
+        raise errors.WrongOperand(
+            f"pk.{op} needs a tile of a stage, and got {describe(value)}", span,
+            "Write s.name, with s from `with pipeline.fill() as s` or `drain()`.",
+        )  # fmt: skip
+    rules.stage(op, value, r.b.held, span)
+    return value
+
+
+def coordinate(coord: Any, ndim: int, tile: tuple[int, ...], what: str, span: ir.Span) -> tuple[ir.Expr, ...]:
+    """Element coordinates: trailing entries of a plain tuple count tiles, all entries of ``pk.at`` elements.
+
+    Raises WrongCoordinate unless there is one entry for each of the ``ndim`` dimensions.
+    """
+    entries = coord.entries if isinstance(coord, At) else coord if isinstance(coord, tuple) else (coord,)
+    if len(entries) != ndim:
+        plural = "entry" if len(entries) == 1 else "entries"
+        raise errors.WrongCoordinate(
+            f"the coordinate of {what} has {len(entries)} {plural}, and it has {ndim} dimension{'s' * (ndim != 1)}",
+            span,
+            "Give one entry for each dimension, outermost first; the trailing ones count tiles." if tile else
+            "Give one entry for each dimension of the declaration.",
+        )  # fmt: skip
+    exprs = [integer(f"entry {i} of the coordinate of {what}", e, span) for i, e in enumerate(entries)]
+    if not isinstance(coord, At):
+        for back, extent in enumerate(reversed(tile), 1):
+            exprs[-back] = index.lift(index.binary("*", exprs[-back], extent, span), span)
+    return tuple(exprs)
+
+
+def _memory(r: Expressions, op: str, x: Any, t: ir.Shared, coord: Any, span: ir.Span) -> ir.Memory:
+    """The window of ``x`` that tile ``t`` meets."""
+    destination = op != "load_async"
+    tensor, rank = (x.tensor, x.rank) if isinstance(x, CopyValue) else (x, None)
+    if not isinstance(tensor, TensorValue):
+        raise errors.WrongOperand(
+            f"pk.{op} needs a tensor, and got {describe(x)}", span, "Pass a Global or one rank's copy c[r]."
+        )
+    everyone = tensor.kind != "global" and rank is None
+    if everyone and not destination:
+        raise errors.WrongOperand(
+            f"pk.{op} reads `{tensor.name}`, which every rank has a copy of", span, f"Say whose: {tensor.name}[rank]."
+        )
+    declared: ir.Tensor | ir.Scratch
+    if tensor.kind == "scratch":
+        declared = ir.Scratch(tensor.name, (ir.World(),) * tensor.ndim, tensor.dtype)
+    else:
+        declared = ir.Tensor(tensor.name, tensor.kind, tensor.dtype, tensor.ndim)
+    rules.moved(op, t, declared, span)
+    where = coordinate(coord, tensor.ndim, t.shape, f"`{tensor.name}`", span)
+    return ir.Memory(tensor.name, where, rank, everyone, span)
+
+
+def _counter(sig: Any, at: Any, span: ir.Span) -> ir.Signal:
+    if not isinstance(sig, SignalsValue):
+        raise errors.WrongOperand(
+            f"{describe(sig)} is no array of signals", span, "Declare one at the top: pk.signals(*shape)."
+        )
+    return ir.Signal(sig.name, coordinate(at, len(sig.shape), (), f"signals `{sig.name}`", span), span)
+
+
+# ------------------------------------------------------------------------------------------------- handlers
+def _load_async(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    r.b.require("load_async", span)
+    t = _shared(r, "load_async", a["t"], span)
+    r.b.emit(ir.Do("load_async", (t, _memory(r, "load_async", a["x"], t, a["coord"], span)), (), span))
+
+
+def _store_async(op: str) -> Handler:
+    def handler(r: Expressions, a: Arguments, span: ir.Span) -> None:
+        r.b.require(op, span)
+        t = _shared(r, op, a["t"], span)
+        r.b.emit(ir.Do(op, (_memory(r, op, a["x"], t, a["coord"], span), t), (), span))
+
+    return handler
+
+
+def _load(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
+    r.b.require("load", span)
+    t = _shared(r, "load", a["t"], span)
+    if t.transposed:
+        raise errors.WrongOperand(
+            "pk.load of a transposed tile", span, "Only mma reads tiles transposed: drop the `.T`."
+        )
+    tile = rules.loaded(t)
+    if r.b.role is not None:
+        rules.split_rows(tile, r.b.role.warpgroups, span)
+    return ir.Call("load", (t,), tile, (), span)
+
+
+def _store(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    r.b.require("store", span)
+    t, value = _shared(r, "store", a["t"], span), a["r"]
+    if not is_tile(value):
+        raise errors.WrongOperand(
+            f"pk.store writes a register tile, and got {describe(value)}",
+            span,
+            "Make one with pk.full, pk.load or pk.zeros.",
+        )
+    rules.stored(t, value.type, span)
+    r.b.emit(ir.Do("store", (t, value), (), span))
+
+
+def _mma(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    r.b.require("mma", span)
+    acc = a["acc"]
+    if not isinstance(acc, ir.Var) or not isinstance(acc.type, Tile):
+        raise errors.WrongOperand(
+            f"pk.mma accumulates into a name of a register tile, and got {describe(acc)}", span,
+            "Bind it first: acc = pk.zeros((M, N), pk.float32).",
+        )  # fmt: skip
+    x, y = _shared(r, "mma", a["a"], span), _shared(r, "mma", a["b"], span)
+    rules.mma(acc.type, x, y, r.b.role.warpgroups if r.b.role else 1, span)
+    r.b.emit(ir.Do("mma", (acc, x, y), (), span))
+
+
+def _signal(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    r.b.require("signal", span)
+    to, by = integer("the rank", a["rank"], span), integer("the value", a["value"], span)
+    r.b.emit(ir.Do("signal", (_counter(a["sig"], a["index"], span), to, by), (), span))
+
+
+def _counted(op: str) -> Handler:
+    def handler(r: Expressions, a: Arguments, span: ir.Span) -> None:
+        r.b.require(op, span)
+        value = integer("the value", a["value"], span)
+        r.b.emit(ir.Do(op, (_counter(a["sig"], a["index"], span), value), (), span))
+
+    return handler
+
+
+def _barrier(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    r.b.require("barrier", span)
+    r.b.emit(ir.Do("barrier", (_counter(a["sig"], a["index"], span),), (), span))
+
+
+HANDLERS: dict[Any, Handler] = {
+    language.load_async: _load_async,
+    language.store_async: _store_async("store_async"),
+    language.store_add_async: _store_async("store_add_async"),
+    language.load: _load,
+    language.store: _store,
+    language.mma: _mma,
+    language.signal: _signal,
+    language.signal_all: _counted("signal_all"),
+    language.wait: _counted("wait"),
+    language.barrier: _barrier,
+}

@@ -1,0 +1,53 @@
+"""What annotates and decorates the user's functions: ``Global``, ``Parallel``, ``constexpr``, ``function``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pk import errors
+
+
+class Global:
+    """Annotation: this rank's own tensor in device memory, 1 to 4 dimensions, strided (last dimension contiguous).
+
+    In the kernel: ``x.rows .cols .depth .batch`` (counted from the end), ``x.shape``, ``x.shape[i]``, ``x.dtype``.
+    """
+
+
+class Parallel:
+    """Annotation: the same tensor on every rank (symmetric memory, see ``pk.empty``).
+
+    ``c[r]`` is rank r's copy; ``c`` alone, as a destination, is all of them.  Attributes as for :class:`Global`.
+    """
+
+
+class constexpr:  # noqa: N801  it reads as a keyword in signatures
+    """Annotation: a Python value known when the kernel is compiled; each value makes a kernel of its own."""
+
+
+class Function:
+    """A helper made by ``@pk.function``: expanded in place where a kernel calls it."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __repr__(self) -> str:
+        return f"<pk.function {self.fn.__name__}>"
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise errors.OutsideKernel(
+            f"`{self.fn.__name__}` is a pk.function: it is expanded where a @pk.kernel function calls it.\n"
+            f"  Call it in a kernel; for plain Python use `{self.fn.__name__}.fn`."
+        )
+
+
+def function(fn: Callable[..., Any]) -> Function:
+    """Decorator: a helper that kernels expand in place.
+
+    Tensors, pipelines and shared tiles pass by reference, scalars and register tiles by value: a helper returns what
+    it computes, in one ``return`` at its end (branches on Python values may each have one).
+    """
+    return Function(fn)
