@@ -1,0 +1,81 @@
+"""What a user calls on the host, beside kernels: memory, devices, groups.  Re-exported by ``pk``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def device(group: Any = None) -> torch.device:
+    """Where this rank's tensors belong: its GPU, or the CPU in the simulator."""
+    import torch
+
+    from pk.runtime.group import current
+
+    owner = current(group)
+    return torch.device("cpu") if owner.backend == "sim" else torch.device("cuda", owner.device)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, group: Any = None) -> torch.Tensor:
+    """A symmetric tensor: the same shape on every rank, reachable by all.  Collective.  Contents undefined."""
+    from pk.runtime import symm
+    from pk.runtime.group import current
+
+    return symm.empty(tuple(shape), dtype, current(group))
+
+
+def symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """Make an existing tensor symmetric: exchange its address with all ranks.  Collective.
+
+    Raises :class:`pk.errors.BackendError` on every rank if one rank's memory cannot be shared.
+    """
+    from pk.runtime import symm
+    from pk.runtime.group import current
+
+    return symm.symmetric(tensor, current(group))
+
+
+def spawn(
+    fn: Callable[..., Any], world_size: int, backend: str | None = None, args: Sequence[Any] = ()
+) -> list[Any]:
+    """Run ``fn(rank, *args)`` on ``world_size`` ranks and return every rank's value, in rank order.
+
+    ``backend``: ``"sim"`` threads of this process on the CPU; ``"cuda"`` a GPU per rank (processes) if there are enough, else ranks
+    sharing a GPU (threads); None: ``"cuda"`` if there is a Hopper-class GPU, else ``"sim"``.  An exception on one rank ends all of them
+    and is raised here as :class:`pk.errors.RankError` with that rank's traceback.
+    """
+    from pk.runtime.spawn import spawn as run
+
+    return run(fn, world_size, backend, tuple(args))
+
+
+def synchronize(group: Any = None) -> None:
+    """Wait for this rank's launches; raise :class:`pk.errors.HangError` if one gave up."""
+    from pk.runtime import launch
+    from pk.runtime.group import current
+
+    launch.synchronize(current(group))
+
+
+def reset(group: Any = None) -> None:
+    """Recover a group after a HangError.  Collective: every rank must call it."""
+    from pk.runtime.group import current
+
+    current(group).reset()
+
+
+def finalize() -> None:
+    """Free what pk holds.  Collective over every group this rank belongs to."""
+    from pk.runtime import group
+
+    group.finalize()
+
+
+def describe_backend(world_size: int, backend: str | None = None) -> str:
+    """One phrase: where ``spawn`` would run ``world_size`` ranks."""
+    from pk.runtime.spawn import describe
+
+    return describe(world_size, backend)

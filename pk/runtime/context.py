@@ -1,0 +1,304 @@
+"""What a group owns once for all its launches: counters, entry and exit words, record page, scratch; and hangs.
+
+The header and the counters are one symmetric segment (layout: ``pk/include/pk/comm/context.cuh``)::
+
+    0 entry[8] u64   128 exit[8] u64   256 abort u32   384 gen, used[2], done, record_slots u32   512 ctr[2][capacity]
+    s32 then 256 zero bytes, the address that empty tensors get
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from pk import env
+from pk.artifact import MAX_RANKS, Source
+from pk.errors import BackendError, HangError
+from pk.runtime import records, symm, watch
+from pk.runtime.records import Finding, Launched
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pk.runtime.group import Group
+    from pk.runtime.symm import Segment
+
+HEADER_BYTES = 512
+ABORT_OFFSET = 256
+PAD_BYTES = 256
+CAPACITY = 65536  # counters of a set, at first
+CONTEXT_BYTES = 128
+_CONTEXT = struct.Struct("<8Q Q Q Q 7I 12x")
+assert _CONTEXT.size == CONTEXT_BYTES
+LAUNCHING = "a launch"  # the key under which rank threads meet to launch
+_SETTLE_S = 0.02  # the other blocked roles leave within microseconds of the first record
+_COLLECT_S = 2.0
+
+
+class Context:
+    """The launch state of a group on one rank.  Made by :func:`of`, collectively."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.capacity = 0
+        self.segment: Segment | None = None
+        self.scratch: Segment | None = None
+        self.retired: list[Segment] = []  # outgrown: launches under way and graphs may still use them
+        self.kernels: list[Launched] = []
+        self.numbers: dict[tuple[int, tuple[tuple[str, tuple[int, ...]], ...], str], int] = {}
+        self.hang: HangError | None = None
+        self.attempts = 0  # calls of launch(), the same number on all ranks
+        self.submitted = False  # whether the last of them got to the device
+        self.closed = False
+        self.incarnation = 0
+        self.stream: int | None = None  # of the last launch
+        self.cache: dict[tuple[Any, ...], Any] = {}  # prepared launches, see pk.runtime.launch
+        self.seen: set[str] = set()  # identities that the ranks have compared
+        self.host_page, self.device_page = group.driver.host_page(group.gpu, records.PAGE_BYTES)
+        self._state = ctypes.c_uint32.from_address(self.host_page)
+        self._lock = threading.RLock()
+        self._page_lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------- memory
+    def fits(self, counters: int, scratch: int) -> bool:
+        """Whether a launch with so many counters and bytes of scratch needs no new memory."""
+        return counters <= self.capacity and (
+            scratch == 0 or (self.scratch is not None and scratch <= self.scratch.nbytes)
+        )
+
+    def grow(self, counters: int, scratch: int) -> None:
+        """Make the launch fit.  Collective; raises :class:`pk.errors.BackendError` during graph capture."""
+        if counters > self.capacity:
+            capacity = max(CAPACITY, 1 << (counters - 1).bit_length())
+            nbytes = HEADER_BYTES + 8 * capacity + PAD_BYTES
+            segment = symm.heap(self.group).allocate(nbytes, f"room for {capacity} counters")
+            self._retire(self.segment)
+            self.segment, self.capacity = segment, capacity
+            self._zero("zeroing counters")
+            self.cache.clear()  # it points to the old ones
+        if scratch and (self.scratch is None or scratch > self.scratch.nbytes):
+            segment = symm.heap(self.group).allocate(scratch, f"{scratch} bytes of scratch")
+            self._retire(self.scratch)
+            self.scratch = segment
+            self.cache.clear()
+
+    def _retire(self, segment: Segment | None) -> None:
+        if segment is not None:
+            self.retired.append(segment)
+
+    def _zero(self, key: str) -> None:
+        """Zero header and counters everywhere before anyone goes on."""
+        segment, driver = self._segment(), self.group.driver
+        self.group.attempt(key, lambda: driver.zero(self.group.gpu, segment.base, segment.nbytes))
+
+    def _segment(self) -> Segment:
+        assert self.segment is not None, "grow() comes first"
+        return self.segment
+
+    @property
+    def pad(self) -> int:
+        """Address of 256 zero bytes."""
+        return self._segment().base + HEADER_BYTES + 8 * self.capacity
+
+    # ------------------------------------------------------------------------------------------------- launches
+    def number(self, source: Source, signals: Mapping[str, tuple[int, ...]], identity: str) -> int:
+        """The ``kernel_id`` that stands for this kernel in records."""
+        key = (id(source), tuple(signals.items()), identity)
+        with self._lock:
+            if key not in self.numbers:
+                self.numbers[key] = len(self.kernels)
+                self.kernels.append(Launched(source, dict(signals), identity))  # holds the source: its id stays taken
+                watch.name(self, self.numbers[key], source.name)
+            return self.numbers[key]
+
+    def pack(self, kernel: int, hash_: int, counters: int, exit_words: bool) -> bytes:
+        """The context struct of one launch."""
+        peers = self._segment().reach.peers
+        return _CONTEXT.pack(
+            *peers, *(0,) * (MAX_RANKS - len(peers)),
+            self.device_page, int(env.TIMEOUT_S.get() * 1e9), int(env.ENTRY_TIMEOUT_S.get() * 1e9),
+            self.group.rank, self.group.world_size, hash_, kernel, counters, self.capacity, int(exit_words),
+        )  # fmt: skip
+
+    def follow(self, stream: int) -> None:
+        """Launches of a context are a sequence: order ``stream`` after the stream of the previous launch."""
+        earlier, self.stream = self.stream, stream
+        if earlier is None or earlier == stream:
+            return
+        driver, device = self.group.driver, self.group.gpu
+        # Work outside a capture cannot be waited for inside it: the graph's replay is ordered by its own stream.
+        if driver.capturing(device, stream) == driver.capturing(device, earlier):
+            driver.follow(device, stream, earlier)
+
+    # ---------------------------------------------------------------------------------------------------- hangs
+    def check(self) -> None:
+        """Raise :class:`pk.errors.HangError` if a launch of this group gave up, on whichever rank."""
+        if self.hang is None and any(context.stopped for context in self._reachable()):
+            self.report(self.incarnation)
+        if self.hang is not None:
+            raise HangError(*self.hang.args)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether this rank has a record."""
+        return not self.closed and self._state.value != 0
+
+    def _reachable(self) -> list[Context]:
+        """The contexts of all ranks in this process."""
+        meeting = self.group.rendezvous
+        return [self] if meeting is None else [c for c in list(meeting.board.values()) if isinstance(c, Context)]
+
+    def aborted(self) -> bool:
+        """Whether a rank raised this rank's abort word."""
+        segment = self._segment()
+        return any(self.group.driver.read(self.group.gpu, segment.base + ABORT_OFFSET, 4))
+
+    def abort(self, culprit: int) -> None:
+        """Make this rank's kernels leave, as if rank ``culprit`` had given up."""
+        word = (1 + culprit).to_bytes(4, "little")
+        self.group.driver.write(self.group.gpu, self._segment().base + ABORT_OFFSET, word)
+
+    def page(self) -> list[records.Record]:
+        """This rank's complete records."""
+        with self._page_lock:
+            return [] if self.closed else records.read(ctypes.string_at(self.host_page, records.PAGE_BYTES))
+
+    def findings(self) -> list[Finding]:
+        """This rank's records in words."""
+        return [records.describe(record, self.kernels) for record in self.page()]
+
+    def report(self, incarnation: int) -> None:
+        """Make the HangError of what happened, of all ranks that can be reached within 2 s.  Any thread may call.
+
+        ``incarnation``: the one that hung; nothing happens if the group was reset since, or the error is already there.
+        """
+        with self._lock:
+            if incarnation != self.incarnation:
+                return
+            if self.hang is None:
+                time.sleep(_SETTLE_S)
+                found, notes = self._gather()
+                limits = (env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get())
+                self.hang = HangError(records.explain(found, notes, limits))
+            error = HangError(*self.hang.args)
+        if self.group.rendezvous is not None:  # who waits for this rank's next launch would wait for ever
+            self.group.rendezvous.interrupt(error, LAUNCHING)
+
+    def _gather(self) -> tuple[list[Finding], list[str]]:
+        if self.group.link is not None:
+            return self._gather_from_processes()
+        return [finding for context in self._reachable() for finding in context.findings()], []
+
+    def _gather_from_processes(self) -> tuple[list[Finding], list[str]]:
+        link = self.group.link
+        assert link is not None
+        tag = f"hang/{self.incarnation}"
+        link.note(f"{tag}/{link.rank}", pickle.dumps(self.findings()))
+        link.note(tag, b"1")
+        told: dict[int, list[Finding]] = {}
+        end = time.monotonic() + _COLLECT_S
+        while len(told) < link.world and time.monotonic() < end:
+            for rank in range(link.world):
+                data = link.peek(f"{tag}/{rank}") if rank not in told else None
+                if data is not None:
+                    told[rank] = pickle.loads(data)
+            time.sleep(0.005)
+        notes = [f"rank {r} did not answer within {_COLLECT_S:g} s" for r in range(link.world) if r not in told]
+        refusal = self.refusal()
+        if refusal is not None:
+            notes.insert(0, f"rank {refusal[0]} did not launch: {refusal[1]}")
+        return [finding for rank in sorted(told) for finding in told[rank]], notes
+
+    def peers_hang(self) -> bool:
+        """Whether another process of the group reported a hang."""
+        link = self.group.link
+        return link is not None and self.hang is None and link.peek(f"hang/{self.incarnation}") is not None
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other processes that this rank does not launch what they may already have launched."""
+        if self.group.link is not None:
+            told = (self.group.rank, f"{type(error).__name__}: {error}")
+            self.group.link.note(f"refused/{self.incarnation}/{self.attempts}", pickle.dumps(told))
+
+    def refusal(self) -> tuple[int, str] | None:
+        """The rank that refused the launch which this rank has begun, and its error."""
+        link = self.group.link
+        data = link.peek(f"refused/{self.incarnation}/{self.attempts}") if link is not None and self.submitted else None
+        return None if data is None else pickle.loads(data)
+
+    def reset(self) -> None:
+        """See :meth:`pk.runtime.group.Group.reset`."""
+        group = self.group
+        group.driver.synchronize(group.gpu)
+        group.barrier("pk.reset, all ranks at rest")  # nobody zeroes while another rank's old launch could still write
+        ctypes.memset(self.host_page, 0, records.PAGE_BYTES)
+        with self._lock:
+            self.hang = None
+            self.incarnation += 1
+            self.attempts, self.submitted = 0, False
+        self._zero("pk.reset")  # ends in a meeting: nobody launches before all are zero
+
+
+def of(group: Group) -> Context:
+    """The group's context on this rank.  Collective on the first call.
+
+    Raises :class:`pk.errors.BackendError` where ranks as threads cannot work (environment variables, see protocol).
+    """
+    if group.context is None:
+        _check_environment(group)
+        made: list[Context] = []
+        group.attempt("making the launch context", lambda: made.append(Context(group)))
+        context = made[0]
+        context.grow(CAPACITY, 0)
+        if group.rendezvous is not None:
+            group.rendezvous.board[group.rank] = context
+        group.context = context
+        watch.add(context)
+    return group.context
+
+
+def reset(group: Group) -> None:
+    """Collective recovery."""
+    if group.context is not None:
+        group.context.reset()
+
+
+def close(group: Group) -> None:
+    """Drop the context; its memory goes with the heap.  The device must be done with it."""
+    context, group.context = group.context, None
+    if context is None:
+        return
+    watch.remove(context)
+    with context._page_lock:
+        context.closed = True
+    group.driver.synchronize(group.gpu)
+    group.barrier("closing the launch context")
+    for segment in (context.segment, context.scratch, *context.retired):
+        if segment is not None:
+            symm.heap(group).free.add(segment.number)
+    if group.rendezvous is not None:
+        group.rendezvous.board.pop(group.rank, None)
+    group.driver.free_host(group.gpu, context.host_page)
+
+
+def _check_environment(group: Group) -> None:
+    """What makes ranks in one process wait for each other for ever, refused before the first launch."""
+    if not group.threaded:
+        return
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        raise BackendError(
+            "CUDA_LAUNCH_BLOCKING is set: the first rank's launch would not return before the others' begin, and it "
+            "waits for them.\n  Unset CUDA_LAUNCH_BLOCKING, or run a process per rank."
+        )
+    connections = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or 8)
+    if group.sharers > connections:
+        raise BackendError(
+            f"{group.sharers} ranks share GPU {group.device}, but CUDA_DEVICE_MAX_CONNECTIONS={connections} lets only "
+            f"{connections} of their kernels run side by side.\n"
+            "  Set CUDA_DEVICE_MAX_CONNECTIONS=32 before the process first uses CUDA."
+        )

@@ -1,0 +1,248 @@
+"""The driver calls of the launch side: memory, IPC, peers, streams, launches.
+
+Beside ``driver.py`` the only importer of ``cuda``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pk.errors import BackendError
+from pk.runtime import tensormap
+from pk.runtime.device import Memory, no_path
+from pk.runtime.driver import can_access_peer, check, cu, devices, on_device, primary_context
+from pk.runtime.driver import device as facts
+
+if TYPE_CHECKING:
+    import torch
+
+_HANDLE_BYTES = 64
+_IPC_FLAGS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_HOST_FLAGS = 0x1 | 0x2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+_NON_BLOCKING = 1
+_NO_TIMING = 2
+
+
+class _CudaArray:
+    """What torch reads; it holds the Memory, so that the tensor does."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.__cuda_array_interface__ = memory.interface
+
+
+def _call(name: str, *args: Any) -> Any:
+    """Call a driver function by name; its single result, or None."""
+    return check(getattr(cu(), name)(*args), name)
+
+
+class CudaDriver:
+    """:class:`pk.runtime.device.Driver` on the CUDA driver API and torch's primary contexts."""
+
+    def __init__(self) -> None:
+        cu()
+        self._streams: dict[int, Any] = {}
+        self._connected: set[tuple[int, int]] = set()
+        self._configs: dict[tuple[int, int, int, int], Any] = {}
+        self._lock = threading.RLock()
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """Make the device's primary context current for a ``with`` block."""
+        return on_device(device)
+
+    # ------------------------------------------------------------------------------------------------- devices
+    def sms(self, device: int) -> int:
+        """Number of SMs."""
+        return facts(device).sms
+
+    def uuid(self, device: int) -> str:
+        """The GPU's UUID, in hexadecimal."""
+        return facts(device).uuid.hex()
+
+    def uuids(self) -> list[str]:
+        """UUIDs of all visible GPUs."""
+        return [d.uuid.hex() for d in devices()]
+
+    def reachable(self, device: int, peer: int) -> bool:
+        """Whether the driver reports a peer-to-peer path.  Makes no context on the peer."""
+        return device == peer or can_access_peer(device, peer)
+
+    def connect(self, device: int, peer: int) -> None:
+        """Enable access from ``device`` to ``peer``'s memory.  Idempotent."""
+        if device == peer or (device, peer) in self._connected:
+            return
+        if not can_access_peer(device, peer):
+            raise BackendError(no_path(device, peer))
+        with on_device(device), self._lock:
+            status = cu().cuCtxEnablePeerAccess(primary_context(peer), 0)[0]
+            if status.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":  # by torch or NCCL
+                check((status,), "cuCtxEnablePeerAccess")
+            self._connected.add((device, peer))
+
+    # -------------------------------------------------------------------------------------------------- memory
+    def allocate(self, device: int, nbytes: int) -> int:
+        """``cuMemAlloc``."""
+        with on_device(device):
+            return int(_call("cuMemAlloc", nbytes))
+
+    def free(self, device: int, address: int) -> None:
+        """``cuMemFree``."""
+        with on_device(device):
+            _call("cuMemFree", address)
+
+    def tensor(self, device: int, memory: Memory) -> torch.Tensor:
+        """Zero-copy uint8 tensor."""
+        import torch
+
+        return torch.as_tensor(_CudaArray(memory), device=torch.device("cuda", device))
+
+    def zero(self, device: int, address: int, nbytes: int) -> None:
+        """Memset on a private stream: the default stream may be behind a kernel that waits."""
+        with on_device(device):
+            stream = self._stream(device)
+            _call("cuMemsetD8Async", address, 0, nbytes, stream)
+            _call("cuStreamSynchronize", stream)
+
+    def read(self, device: int, address: int, nbytes: int) -> bytes:
+        """Copy to the host on a private stream."""
+        buffer = (ctypes.c_ubyte * nbytes)()
+        with on_device(device):
+            stream = self._stream(device)
+            _call("cuMemcpyDtoHAsync", ctypes.addressof(buffer), address, nbytes, stream)
+            _call("cuStreamSynchronize", stream)
+        return bytes(buffer)
+
+    def write(self, device: int, address: int, data: bytes) -> None:
+        """Copy from the host on a private stream."""
+        with on_device(device):
+            stream = self._stream(device)
+            _call("cuMemcpyHtoDAsync", address, data, len(data), stream)
+            _call("cuStreamSynchronize", stream)
+
+    def _stream(self, device: int) -> Any:
+        with self._lock:
+            if device not in self._streams:
+                self._streams[device] = _call("cuStreamCreate", _NON_BLOCKING)
+            return self._streams[device]
+
+    def host_page(self, device: int, nbytes: int) -> tuple[int, int]:
+        """Pinned, mapped and zeroed."""
+        with on_device(device):
+            host = int(_call("cuMemHostAlloc", nbytes, _HOST_FLAGS))
+            ctypes.memset(host, 0, nbytes)
+            return host, int(_call("cuMemHostGetDevicePointer", host, 0))
+
+    def free_host(self, device: int, address: int) -> None:
+        """``cuMemFreeHost``."""
+        with on_device(device):
+            _call("cuMemFreeHost", address)
+
+    # ----------------------------------------------------------------------------------------------------- IPC
+    def span(self, device: int, address: int) -> tuple[int, int]:
+        """``cuMemGetAddressRange``."""
+        with on_device(device):
+            base, size = _call("cuMemGetAddressRange", address)
+            return int(base), int(size)
+
+    def exportable(self, device: int, address: int) -> bool:
+        """False for virtual-memory allocations, such as torch's expandable segments."""
+        attribute = cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        with on_device(device):
+            return bool(_call("cuPointerGetAttribute", attribute, address))
+
+    def export(self, device: int, address: int) -> bytes:
+        """The 64 bytes of a ``CUipcMemHandle``."""
+        with on_device(device):
+            return ctypes.string_at(_call("cuIpcGetMemHandle", address).getPtr(), _HANDLE_BYTES)
+
+    def open(self, device: int, handle: bytes) -> int:
+        """``cuIpcOpenMemHandle``."""
+        token = cu().CUipcMemHandle()
+        ctypes.memmove(token.getPtr(), handle, _HANDLE_BYTES)  # cuda-bindings has no field for it
+        with on_device(device):
+            return int(_call("cuIpcOpenMemHandle", token, _IPC_FLAGS))
+
+    def close(self, device: int, address: int) -> None:
+        """``cuIpcCloseMemHandle``."""
+        with on_device(device):
+            _call("cuIpcCloseMemHandle", address)
+
+    # ------------------------------------------------------------------------------------- streams and launches
+    def synchronize(self, device: int) -> None:
+        """``cuCtxSynchronize``."""
+        with on_device(device):
+            _call("cuCtxSynchronize")
+
+    def stream(self, device: int) -> int:
+        """torch's current stream."""
+        import torch
+
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def synchronize_stream(self, device: int, stream: int) -> None:
+        """``cuStreamSynchronize``."""
+        with on_device(device):
+            _call("cuStreamSynchronize", stream)
+
+    def capturing(self, device: int, stream: int) -> bool:
+        """Whether the stream records into a graph (an invalidated capture counts)."""
+        if stream == 0:  # the legacy stream cannot capture, and asking about it would break another stream's capture
+            return False
+        with on_device(device):
+            return int(_call("cuStreamIsCapturing", stream)) != 0
+
+    def follow(self, device: int, stream: int, earlier: int) -> None:
+        """An event on ``earlier`` that ``stream`` waits for."""
+        with on_device(device):
+            event = _call("cuEventCreate", _NO_TIMING)
+            _call("cuEventRecord", event, earlier)
+            _call("cuStreamWaitEvent", stream, event, 0)
+            _call("cuEventDestroy", event)
+
+    def encode(
+        self,
+        ptr: int,
+        dtype_name: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        box: tuple[int, ...],
+        swizzle: int,
+        name: str = "tensor",
+    ) -> bytes:
+        """A tensor map; the same arguments are encoded once."""
+        return tensormap.encode(ptr, dtype_name, shape, strides, box, swizzle, name)
+
+    def device_name(self, device: int) -> str:
+        """torch's name of the device."""
+        return f"cuda:{device}"
+
+    def launch(self, device: int, function: object, shape: tuple[int, int, int], stream: int, params: int) -> None:
+        """``cuLaunchKernelEx`` with the cooperative attribute; the device's context must be current."""
+        config = self._config(shape)
+        config.hStream = cu().CUstream(stream)
+        pointers = (ctypes.c_void_p * 1)(params)
+        _call("cuLaunchKernelEx", config, function, ctypes.addressof(pointers), 0)
+
+    def _config(self, shape: tuple[int, int, int]) -> Any:
+        key = (*shape, threading.get_ident())  # the stream is set in it: one for each thread
+        if key not in self._configs:
+            api = cu()
+            attribute = api.CUlaunchAttribute()
+            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            config = api.CUlaunchConfig()
+            config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
+            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+            config.attrs, config.numAttrs = [attribute], 1
+            self._configs[key] = config
+        return self._configs[key]
+
+
+@functools.cache
+def cuda() -> CudaDriver:
+    """The process's driver.  Raises BackendError where there is none."""
+    return CudaDriver()

@@ -1,0 +1,361 @@
+"""Launching: from the arguments of one call to a kernel on a stream, with the checks that keep ranks from hanging.
+
+A warm call (same tensors, same values) finds its packed parameters and only submits.  Ranks that are threads of one
+process do not launch themselves: they meet, and one thread submits all ranks' launches back to back, so that no host
+call of a rank can fall between two launches that wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pk import env
+from pk.artifact import Source
+from pk.errors import ArgumentError, BackendError, PeerFailed, PeerLate, PkError, RanksDisagree
+from pk.runtime import context as contexts
+from pk.runtime import params, symm
+from pk.runtime.context import Context
+from pk.runtime.rendezvous import differing
+
+if TYPE_CHECKING:
+    import torch
+
+    from pk.runtime.group import Group
+
+_SCRATCH_ALIGNMENT = 1024
+_CACHED = 1024  # prepared launches that a group keeps
+_PATIENCE_S = 10.0  # for a peer's first launch of this shape; after it the device finds out whether the ranks agree
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch with its parameters packed."""
+
+    name: str
+    identity: str
+    places: tuple[tuple[str, tuple[int, int] | None], ...]  # of the tensors that peers address
+    function: Any
+    shape: tuple[int, int, int]  # blocks, threads, dynamic shared bytes
+    blocks_per_sm: int
+    buffer: Any  # ctypes array, alive as long as the launch is cached
+    kept: tuple[Any, ...]  # source and module: the cache key holds their id()
+
+    @property
+    def address(self) -> int:
+        """Of the packed struct."""
+        return ctypes.addressof(self.buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of :func:`launch`."""
+
+    group: Group
+    source: Source
+    module: Any
+    tensors: Mapping[str, torch.Tensor]
+    scalars: Mapping[str, int | float]
+    signals: Mapping[str, tuple[int, ...]]
+    scratch: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    identity: str
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal keys have equal parameters."""
+        return (
+            id(self.source), id(self.module), self.identity, env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get(),
+            *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors.values()), *self.scalars.values(),
+        )  # fmt: skip
+
+    @property
+    def counters(self) -> int:
+        """How many counters the launch declares."""
+        return sum(params.size(shape) for shape in self.signals.values())
+
+    def scratch_layout(self) -> tuple[dict[str, int], int]:
+        """Offset of every scratch tensor in the arena, and the arena's size."""
+        offsets, at = {}, 0
+        for name, (shape, dtype) in self.scratch.items():
+            offsets[name] = at
+            at += -(-params.size(shape) * dtype.itemsize // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
+        return offsets, at
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a rank thread brings to the meeting: a launch, the wish for more memory (``ready`` is None), or an error."""
+
+    group: Group
+    context: Context | None
+    identity: str
+    ready: Prepared | None
+    stream: int
+    error: Exception | None = None
+
+
+def launch(
+    group: Group,
+    source: Source,
+    module: Any,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Mapping[str, int | float],
+    signals: Mapping[str, tuple[int, ...]],
+    scratch: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    identity: str,
+) -> None:
+    """Launch ``source`` (loaded as ``module``) on torch's current stream of this rank.  All ranks of ``group`` call it.
+
+    ``signals``: shape of every counter array; ``scratch``: shape and dtype of every scratch tensor; ``identity``:
+    what all ranks must agree on, in words.
+
+    Raises on every rank: :class:`pk.errors.RanksDisagree` if identities or symmetric tensors differ,
+    :class:`pk.errors.BackendError` if the blocks do not fit the device, :class:`pk.errors.HangError` if an earlier
+    launch gave up.  :class:`pk.errors.ArgumentError` for a tensor that the kernel cannot use.
+    """
+    call = Call(group, source, module, tensors, scalars, signals, scratch, identity)
+    if group.threaded:
+        _launch_together(call)
+        return
+    context = contexts.of(group)
+    context.check()
+    context.attempts, context.submitted = context.attempts + 1, False
+    try:
+        ready = context.cache.get(call.key()) or _prepare_alone(call, context)
+        stream = group.driver.stream(group.gpu)
+        context.follow(stream)
+        with group.driver.on(group.gpu):
+            group.driver.launch(group.gpu, ready.function, ready.shape, stream, ready.address)
+    except Exception as error:
+        context.refuse(error)
+        raise
+    context.submitted = True
+
+
+def synchronize(group: Group) -> None:
+    """Wait for this rank's launches; :class:`pk.errors.HangError` if one of the group's gave up."""
+    if group.backend == "sim":
+        return
+    driver, device, context = group.driver, group.gpu, group.context
+    stream = driver.stream(device)
+    driver.synchronize_stream(device, stream)
+    if context is None:
+        return
+    if context.stream is not None and context.stream != stream:
+        driver.synchronize_stream(device, context.stream)
+    if context.hang is None and not context.stopped and context.aborted():
+        context.report(context.incarnation)
+    context.check()
+
+
+def refuse(group: Group, kernel: str, error: PkError) -> NoReturn:
+    """Raise ``error``, found before ``launch``, on this rank, and release the ranks that wait for its launch."""
+    if group.threaded:
+        request = _Request(group, group.context, kernel, None, 0, error)
+        group.meet(contexts.LAUNCHING, request, _submit)
+    elif group.world_size > 1:
+        context = contexts.of(group)
+        context.attempts, context.submitted = context.attempts + 1, False
+        context.refuse(error)
+    raise error
+
+
+# ----------------------------------------------------------------------------------------- ranks as processes, or one
+def _prepare_alone(call: Call, context: Context) -> Prepared:
+    group = call.group
+    if group.world_size > 1 and call.identity not in context.seen:
+        _compare(group, call.identity)
+        context.seen.add(call.identity)
+    _, scratch = call.scratch_layout()
+    if not context.fits(call.counters, scratch):
+        context.grow(call.counters, scratch)
+    return _prepare(call, context)
+
+
+def _compare(group: Group, identity: str) -> None:
+    try:
+        told = group.exchange("the first launch of a shape", identity.encode(), _PATIENCE_S)
+    except PeerLate:
+        return  # it compiles, or it launches a shape that is not new to it: then the entry words' hash tells
+    _same_identity([text.decode() for text in told])
+
+
+def _same_identity(identities: list[str]) -> None:
+    if len(set(identities)) > 1:
+        raise RanksDisagree(
+            f"the ranks launch different kernels, or one kernel with different shapes:\n{differing(identities)}\n"
+            "  All ranks launch the same kernel with the same constants and the same shapes of what peers address."
+        )
+
+
+# -------------------------------------------------------------------------------------------------- ranks as threads
+def _launch_together(call: Call) -> None:
+    group = call.group
+    while True:
+        if group.context is not None:
+            group.context.check()
+        request = _request(call, group.context)
+        answer = group.meet(contexts.LAUNCHING, request, _submit)
+        if answer is None:
+            return
+        if isinstance(answer, Exception):
+            raise answer
+        _, scratch = call.scratch_layout()
+        contexts.of(group).grow(call.counters, scratch)
+
+
+def _request(call: Call, context: Context | None) -> _Request:
+    group = call.group
+    try:
+        stream = group.driver.stream(group.gpu)
+        if stream == 0 and group.shared:
+            raise BackendError(
+                f"rank {group.rank} shares GPU {group.device} with other ranks and is on the legacy default stream, "
+                "which waits for theirs.\n  Stay on the stream that pk.spawn made current, or use torch.cuda.Stream()."
+            )
+        _, scratch = call.scratch_layout()
+        ready = None
+        if context is not None and context.fits(call.counters, scratch):
+            ready = context.cache.get(call.key()) or _prepare(call, context)
+        return _Request(group, context, call.identity, ready, stream)
+    except PkError as error:
+        return _Request(group, context, call.identity, None, 0, error)
+
+
+def _submit(requests: list[_Request]) -> list[Exception | str | None]:
+    """Run by one thread when all ranks are here: check, then launch all of them, or ask for more memory.
+
+    The answer to a rank is None (launched), ``"grow"``, or what it has to raise.
+    """
+    failed = {rank: r.error for rank, r in enumerate(requests) if r.error is not None}
+    if failed:
+        first, why = next(iter(failed.items()))
+        told = PeerFailed(f"rank {first} could not launch: {type(why).__name__}: {why}")
+        return [failed.get(rank, told) for rank in range(len(requests))]
+    _same_identity([r.identity for r in requests])
+    if any(r.ready is None for r in requests):
+        return ["grow"] * len(requests)
+    ready = [r.ready for r in requests if r.ready is not None]
+    _same_places(ready)
+    _co_resident([(r.group, p) for r, p in zip(requests, ready, strict=True)])
+    for request in requests:
+        assert request.context is not None
+        request.context.check()
+    _enqueue(requests)
+    return [None] * len(requests)
+
+
+def _enqueue(requests: list[_Request]) -> None:
+    launched: list[Context] = []
+    try:
+        for request in requests:
+            ready, context, driver = request.ready, request.context, request.group.driver
+            assert ready is not None
+            assert context is not None
+            with driver.on(request.group.gpu):
+                context.follow(request.stream)
+                driver.launch(request.group.gpu, ready.function, ready.shape, request.stream, ready.address)
+            launched.append(context)
+    except BaseException:
+        for context in launched:  # these wait for a rank that will not begin
+            context.abort(len(launched))
+        raise
+
+
+def _same_places(ready: list[Prepared]) -> None:
+    for index, (name, _) in enumerate(ready[0].places):
+        found = [p.places[index][1] for p in ready]
+        if len(set(found)) > 1:
+            texts = [f"symmetric memory {p[0]}, byte {p[1]}" if p else "not symmetric" for p in found]
+            raise RanksDisagree(
+                f"the ranks call kernel `{ready[0].name}` with different tensors as `{name}`:\n{differing(texts)}\n"
+                "  A Parallel argument is the same pk.empty tensor, or the same view of it, on every rank."
+            )
+
+
+def _co_resident(launches: list[tuple[Group, Prepared]]) -> None:
+    """Blocks of ranks that share a GPU wait for each other, so all of them must fit it at once."""
+    for device in {group.gpu for group, _ in launches}:
+        here = [(group, p) for group, p in launches if group.gpu == device]
+        blocks, per_sm = sum(p.shape[0] for _, p in here), min(p.blocks_per_sm for _, p in here)
+        sms = here[0][0].driver.sms(device)
+        if blocks > per_sm * sms:
+            raise BackendError(
+                f"kernel `{here[0][1].name}`: {len(here)} ranks share GPU {device} and launch {blocks} blocks together, "
+                f"but only {per_sm * sms} fit ({per_sm} on each of {sms} SMs), so they would wait for each other for "
+                "ever.\n"
+                "  Use fewer ranks on this GPU, or smaller tiles or fewer stages."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------- packing
+def _prepare(call: Call, context: Context) -> Prepared:
+    """Pack the parameters and remember them.  No communication."""
+    group, source = call.group, call.source
+    views, places = _views(call, context)
+    kernel = context.number(source, call.signals, call.identity)
+    hash_ = zlib.crc32(f"{call.identity}; at {places}".encode())
+    struct_ = context.pack(kernel, hash_, call.counters, source.remote)
+    values = params.Values(views, call.scalars, call.signals, struct_, context.pad)
+    data = params.pack(source, values, group.driver.encode)
+    with group.driver.on(group.gpu):
+        per_sm = call.module.max_blocks_per_sm(source.threads, source.shared_bytes)
+    blocks = group.sms
+    if per_sm < 1 or blocks < (2 if source.comm_sms else 1):
+        raise BackendError(
+            f"kernel `{source.name}` does not fit GPU {group.device}: {source.threads} threads and "
+            f"{source.shared_bytes} bytes of shared memory a block, {blocks} SMs for this rank.\n"
+            "  Use smaller tiles or fewer stages" + (", or fewer ranks on this GPU." if group.shared else ".")
+        )
+    prepared = Prepared(
+        source.name, call.identity, places, call.module.function, (blocks, source.threads, source.shared_bytes), per_sm,
+        ctypes.create_string_buffer(data, len(data)), (source, call.module),
+    )  # fmt: skip
+    if len(context.cache) >= _CACHED:
+        context.cache.pop(next(iter(context.cache)))
+    context.cache[call.key()] = prepared
+    return prepared
+
+
+def _views(
+    call: Call, context: Context
+) -> tuple[dict[str, params.View], tuple[tuple[str, tuple[int, int] | None], ...]]:
+    group, addressed = call.group, params.remote(call.source)
+    views, places = {}, []
+    for name, tensor in call.tensors.items():
+        if str(tensor.device) != group.driver.device_name(group.gpu):
+            raise ArgumentError(_elsewhere(call, name, tensor))
+        peers: tuple[int, ...] = ()
+        if name in addressed:
+            peers = tuple(symm.lookup(tensor, group, name))
+            places.append((name, symm.place(tensor, group) if group.world_size > 1 else None))
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        views[name] = params.View(name, tensor.data_ptr(), shape, strides, _dtype(tensor.dtype), peers)
+    offsets, _ = call.scratch_layout()
+    for name, (shape, dtype) in call.scratch.items():
+        bases = context.scratch.reach.peers if context.scratch is not None else (context.pad,) * group.world_size
+        peers = tuple(base + offsets[name] for base in bases)
+        views[name] = params.View(name, peers[group.rank], tuple(shape), _contiguous(shape), _dtype(dtype), peers)
+    return views, tuple(places)
+
+
+def _elsewhere(call: Call, name: str, tensor: torch.Tensor) -> str:
+    what = "a CPU tensor" if tensor.device.type == "cpu" else f"on {tensor.device}"
+    return (
+        f"`{name}` of kernel `{call.source.name}` is {what} of shape {tuple(tensor.shape)}, but rank "
+        f"{call.group.rank} runs on GPU {call.group.device}.\n  Move it with `{name}.to(pk.device())`."
+    )
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

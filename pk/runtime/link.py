@@ -1,0 +1,163 @@
+"""How the ranks of a group meet when they are processes: through a torch store.  Every wait is bounded.
+
+A link counts its exchanges, and the n-th exchange of one rank belongs to the n-th of every other; the name that
+travels with the data tells on every rank when they do different things.  Values are cut into chunks, because stores
+limit their size.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+from pk.errors import PeerFailed, PeerLate, PkError, RanksDisagree
+from pk.runtime.rendezvous import Work, differing, ranks
+
+_CHUNK = 4 << 20  # torch's TCPStore takes at most 8 MiB
+
+
+class Link:
+    """One rank's end of the exchange among ``world`` processes over ``store`` (any ``torch.distributed`` store)."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self.store, self.rank, self.world = store, rank, world
+        # A group made again over the same store (destroy and init) must not read what the earlier one left.
+        self.incarnation = int(store.add(f"pk/incarnation/{rank}", 1))
+        self._prefix = f"pk/{self.incarnation}"
+        self._count = 0
+        self._old: list[list[str]] = []
+
+    def exchange(self, key: str, payload: bytes, timeout: float) -> list[bytes]:
+        """Every rank's ``payload``, in rank order.
+
+        Raises :class:`RanksDisagree` on all ranks if their keys differ, :class:`PeerFailed` if a rank failed or does
+        not post within ``timeout`` seconds.
+        """
+        step, end = self._begin(), time.monotonic() + timeout
+        mine = self._post(f"{step}/{self.rank}", key.encode() + b"\0" + payload)
+        found = [self._take(f"{step}/{r}", r, key, end) for r in range(self.world)]
+        self._forget(mine)
+        keys, values = zip(*(value.split(b"\0", 1) for value in found), strict=True)
+        _same([k.decode() for k in keys])
+        return list(values)
+
+    def gather(self, key: str, payload: Any, fn: Work, timeout: float) -> Any:
+        """Rank 0 runs ``fn`` over all ranks' payloads (pickled); every rank gets its result, or the exception."""
+        if self.rank == 0:
+            return self._serve(key, payload, fn, timeout)
+        step, end = self._begin(), time.monotonic() + timeout
+        mine = self._post(f"{step}/{self.rank}", key.encode() + b"\0" + pickle.dumps(payload))
+        answer = pickle.loads(self._take(f"{step}/result/{self.rank}", 0, key, end))
+        self._forget(mine)
+        if isinstance(answer, _Failed):
+            raise answer.error
+        return answer.value
+
+    def _serve(self, key: str, payload: Any, fn: Work, timeout: float) -> Any:
+        step, end = self._begin(), time.monotonic() + timeout
+        answers: list[_Failed] | list[_Result]
+        try:
+            keys, payloads = [key], [payload]
+            for r in range(1, self.world):
+                name, value = self._take(f"{step}/{r}", r, key, end).split(b"\0", 1)
+                keys.append(name.decode())
+                payloads.append(value)
+            _same(keys)
+            results = fn([payload, *(pickle.loads(value) for value in payloads[1:])])
+            answers = [_Result(value) for value in results]
+        except Exception as error:  # noqa: BLE001  it is every rank's error
+            answers = [_Failed(error)] * self.world
+        mine = []
+        for r in range(1, self.world):
+            mine += self._post(f"{step}/result/{r}", _pickled(answers[r]))
+        self._forget(mine)
+        own = answers[0]
+        if isinstance(own, _Failed):
+            raise own.error
+        return own.value
+
+    def leave(self, why: str) -> None:
+        """This rank will never come again: release whoever waits for it.  Never raises: the store may be gone."""
+        try:
+            self.store.set(f"{self._prefix}/gone/{self.rank}", why.encode())
+            self.store.set(f"{self._prefix}/gone", str(self.rank).encode())
+        except Exception:  # noqa: BLE001  nobody is left to tell
+            return
+
+    def note(self, name: str, payload: bytes) -> None:
+        """Leave ``payload`` where every rank can :meth:`peek` at it."""
+        self.store.set(f"{self._prefix}/note/{name}", payload)
+
+    def peek(self, name: str) -> bytes | None:
+        """A note, or None if nobody has left it yet.  Does not wait."""
+        full = f"{self._prefix}/note/{name}"
+        return bytes(self.store.get(full)) if self.store.check([full]) else None
+
+    def _begin(self) -> str:
+        self._count += 1
+        return f"{self._prefix}/{self._count}"
+
+    def _post(self, name: str, value: bytes) -> list[str]:
+        chunks = [value[i : i + _CHUNK] for i in range(0, len(value), _CHUNK)] or [b""]
+        names = [f"{name}/{i}" for i in range(len(chunks))]
+        for each, chunk in zip(names[1:], chunks[1:], strict=True):
+            self.store.set(each, chunk)
+        self.store.set(names[0], len(chunks).to_bytes(4, "little") + chunks[0])  # last: it announces the others
+        return names
+
+    def _take(self, name: str, rank: int, key: str, end: float) -> bytes:
+        self._wait(f"{name}/0", rank, key, end)
+        first = bytes(self.store.get(f"{name}/0"))
+        count = int.from_bytes(first[:4], "little")
+        return b"".join([first[4:], *(bytes(self.store.get(f"{name}/{i}")) for i in range(1, count))])
+
+    def _wait(self, name: str, rank: int, key: str, end: float) -> None:
+        pause = 0.0002
+        while not self.store.check([name]):
+            if self.store.check([f"{self._prefix}/gone"]) and not self.store.check([name]):
+                gone = int(self.store.get(f"{self._prefix}/gone"))
+                why = bytes(self.store.get(f"{self._prefix}/gone/{gone}")).decode()
+                raise PeerFailed(f"rank {gone} {why}, so {key} cannot go on.")
+            if time.monotonic() > end:
+                raise PeerLate(
+                    f"{ranks([rank])} did not come to {key} in time.\n"
+                    "  Every rank of the group must make the same calls in the same order."
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+
+    def _forget(self, names: list[str]) -> None:
+        # A rank that finishes exchange n has seen every rank's post of n, so all of them have finished n - 1.
+        self._old.append(names)
+        if len(self._old) > 2:
+            for name in self._old.pop(0):
+                self.store.delete_key(name)
+
+
+class _Result:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _Failed:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _pickled(answer: _Result | _Failed) -> bytes:
+    try:
+        data = pickle.dumps(answer)
+        pickle.loads(data)  # an exception may pickle and yet not come back
+        return data
+    except Exception as failure:  # noqa: BLE001
+        original = answer.error if isinstance(answer, _Failed) else failure
+        return pickle.dumps(_Failed(PkError(f"{type(original).__name__}: {original}")))
+
+
+def _same(keys: list[str]) -> None:
+    if len(set(keys)) > 1:
+        raise RanksDisagree(
+            f"the ranks do different things at the same point:\n{differing(keys)}\n"
+            "  Every rank of the group must make the same calls in the same order."
+        )

@@ -1,0 +1,259 @@
+"""Symmetric memory: tensors of one shape on every rank, each reachable by all.
+
+Allocation is collective, and so is reuse.  When a rank drops its last tensor over a piece, the piece is *free on that
+rank*; the next ``empty`` of its size takes it only if it is free on every rank, the lowest number first, so that all
+ranks always take the same piece whatever their garbage collectors do.  Nothing goes back to the driver before
+``pk.finalize()``, when all ranks have unmapped it.
+
+A reused piece is safe in stream order on the rank's own stream, like memory of torch's allocator: a kernel ends on that
+stream only after every peer is done with this rank's memory, and no peer touches it before the next launch has begun
+there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import pickle
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pk.errors import ArgumentError, BackendError, PeerFailed, RanksDisagree
+from pk.runtime import ipc
+from pk.runtime.device import Memory
+from pk.runtime.rendezvous import differing
+
+if TYPE_CHECKING:
+    import torch
+
+    from pk.runtime.group import Group
+
+_ALIGNMENT = 512
+
+
+@dataclass(slots=True)
+class Segment:
+    """One piece of symmetric memory, seen from one rank."""
+
+    number: int  # the same on all ranks
+    base: int
+    nbytes: int
+    reach: ipc.Reach
+    owned: bool  # allocated here; otherwise the user's
+    keep: Any = None  # what keeps it alive if the driver does not
+
+
+class _HostMemory(Memory):
+    """Simulated device memory: numpy reads ``__array_interface__`` and keeps this object, and with it the host's array.
+
+    A tensor may outlive its group: ranks return them from ``pk.spawn``.
+    """
+
+    keep: Any = None
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return self.interface
+
+
+@dataclass(slots=True)
+class Heap:
+    """The symmetric memory of a group on one rank."""
+
+    group: Group
+    segments: dict[int, Segment] = field(default_factory=dict)
+    free: set[int] = field(default_factory=set)
+    _count: int = 0
+    _bases: list[tuple[int, int]] = field(default_factory=list)  # (base, number), sorted
+
+    def allocate(self, nbytes: int, what: str) -> Segment:
+        """A segment of at least ``nbytes``, reused or new.  Collective.  ``what``: the same text on all ranks."""
+        group = self.group
+        if group.backend == "cuda" and group.driver.capturing(group.gpu, group.driver.stream(group.gpu)):
+            raise BackendError(
+                f"{what} needs symmetric memory, which cannot be allocated while a CUDA graph is being captured.\n"
+                "  Do it once before the capture: make the same call eagerly first."
+            )
+        granule = ipc.GRANULE if group.link is not None and group.backend == "cuda" else _ALIGNMENT
+        size = -(-max(nbytes, 1) // granule) * granule
+        mine = (what, size, sorted(n for n in tuple(self.free) if self.segments[n].nbytes == size))
+        told = [pickle.loads(data) for data in group.exchange("symmetric allocation", pickle.dumps(mine))]
+        _same([text for text, _, _ in told])
+        common = set.intersection(*(set(free) for _, _, free in told))
+        if common:
+            self.free.discard(min(common))
+            return self.segments[min(common)]
+        return self._new(size, what)
+
+    def _new(self, size: int, what: str) -> Segment:
+        group = self.group
+        if group.backend == "sim":
+            import numpy as np
+
+            keep = np.empty(size + _ALIGNMENT, np.uint8)
+            base = -(-keep.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+            return self.add(base, size, ipc.share(group, base, what), owned=True, keep=keep)
+        # All ranks have memory, or none keeps it: what one rank's failure leaves behind is freed on every rank.
+        made: list[int] = []
+        try:
+            group.attempt(f"allocating {what}", lambda: made.append(group.driver.allocate(group.gpu, size)))
+            reach = ipc.share(group, made[0], what)
+        except PeerFailed:
+            raise  # a rank is gone: others may still map this memory, which therefore stays
+        except Exception:
+            for base in made:
+                group.driver.free(group.gpu, base)
+            raise
+        return self.add(made[0], size, reach, owned=True)
+
+    def add(self, base: int, nbytes: int, reach: ipc.Reach, owned: bool, keep: Any = None) -> Segment:
+        """Register memory under the next number."""
+        segment = Segment(self._count, base, nbytes, reach, owned, keep)
+        self._count += 1
+        self.segments[segment.number] = segment
+        bisect.insort(self._bases, (base, segment.number))
+        return segment
+
+    def tensor(self, segment: Segment, nbytes: int) -> torch.Tensor:
+        """uint8 tensor over the segment's first bytes; when it and all its views are gone, the segment is free here."""
+        group = self.group
+        memory = (_HostMemory if group.backend == "sim" else Memory)(segment.base, nbytes)
+        if isinstance(memory, _HostMemory):
+            memory.keep = segment.keep
+        weakref.finalize(memory, self.free.add, segment.number).atexit = False
+        if group.backend == "cuda":
+            return group.driver.tensor(group.gpu, memory)
+        import numpy as np
+        import torch
+
+        return torch.from_numpy(np.asarray(memory))
+
+    def find(self, first: int, last: int) -> Segment | None:
+        """The segment that holds the bytes ``first`` to ``last``, both included."""
+        at = bisect.bisect_right(self._bases, (first, 1 << 62)) - 1
+        while at >= 0:  # a tensor of the user may lie inside another one that was shared before
+            segment = self.segments[self._bases[at][1]]
+            if segment.base <= first and last < segment.base + segment.nbytes:
+                return segment
+            if segment.owned:
+                return None
+            at -= 1
+        return None
+
+
+def heap(group: Group) -> Heap:
+    """The group's heap on this rank."""
+    if group.closed:
+        raise BackendError(f"{group!r} was closed by pk.finalize().")
+    if group.heap is None:
+        group.heap = Heap(group)
+    return group.heap
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group) -> torch.Tensor:
+    """A symmetric tensor of ``shape``, contents undefined.  Collective: every rank asks for the same shape and dtype.
+
+    Raises :class:`pk.errors.RanksDisagree` on every rank if they do not, and :class:`pk.errors.BackendError` on every
+    rank if one cannot allocate or share.
+    """
+    if any(extent < 0 for extent in shape):
+        raise ArgumentError(f"pk.empty({tuple(shape)}): an extent is negative.")
+    nbytes = math.prod(shape) * dtype.itemsize
+    where = heap(group)
+    segment = where.allocate(nbytes, f"pk.empty({tuple(shape)}, {dtype})")
+    return where.tensor(segment, max(nbytes, 16))[:nbytes].view(dtype).view(shape)
+
+
+def symmetric(tensor: torch.Tensor, group: Group) -> torch.Tensor:
+    """Share an existing tensor with all ranks and return it.  Collective; it stays alive until ``pk.finalize()``.
+
+    Every rank passes a tensor of the same shape, strides and dtype, on its own device.  Raises as :func:`empty`, and
+    :class:`pk.errors.BackendError` on every rank if one rank's memory cannot be exported.
+    """
+    where = heap(group)
+    what = f"pk.symmetric(tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype})"
+    known = _find(tensor, group)
+    place = None if known is None else (known[0].number, known[1])
+    told = group.attempt("pk.symmetric", lambda: (_on_device(tensor, group), what, place))
+    _same([text for _, text, _ in told])
+    if place is not None and all(other == place for _, _, other in told):
+        return tensor
+    first, last = _extent(tensor)
+    reach = ipc.share(group, first, what)
+    where.add(first, last - first + 1, reach, owned=False, keep=tensor.untyped_storage())
+    return tensor
+
+
+def lookup(tensor: torch.Tensor, group: Group, name: str = "tensor") -> list[int]:
+    """The address of ``tensor`` on every rank, as this rank's kernels see it.
+
+    A view, slice or permutation of a symmetric tensor is symmetric.  Raises :class:`pk.errors.ArgumentError` for
+    others; in a group of one every tensor is.
+    """
+    if group.world_size == 1:
+        return [_extent(tensor)[0]]
+    found = _find(tensor, group)
+    if found is None:
+        raise ArgumentError(
+            f"`{name}` is not symmetric: the memory of this tensor of shape {tuple(tensor.shape)} belongs to rank "
+            f"{group.rank} alone, so its peers cannot reach it.\n"
+            "  On every rank, allocate it with pk.empty(shape, dtype), or share it once with pk.symmetric(tensor)."
+        )
+    segment, offset = found
+    return [peer + offset for peer in segment.reach.peers]
+
+
+def place(tensor: torch.Tensor, group: Group) -> tuple[int, int] | None:
+    """Number of the segment and offset in it: equal on all ranks if and only if they pass the same symmetric tensor."""
+    found = _find(tensor, group)
+    return None if found is None else (found[0].number, found[1])
+
+
+def close(group: Group) -> None:
+    """Give everything back: synchronise, all unmap, then free what no rank holds any more.  Collective."""
+    where, group.heap = group.heap, None
+    if where is None:
+        return
+    if group.backend == "cuda":
+        group.driver.synchronize(group.gpu)
+    told = [set(pickle.loads(data)) for data in group.exchange("closing", pickle.dumps(sorted(where.free)))]
+    for segment in where.segments.values():
+        ipc.unmap(group, segment.reach.mapped)
+    group.barrier("closing, unmapped")
+    for number in sorted(set.intersection(*told)):
+        segment = where.segments[number]
+        if segment.owned and group.backend == "cuda":
+            group.driver.free(group.gpu, segment.base)
+
+
+def _find(tensor: torch.Tensor, group: Group) -> tuple[Segment, int] | None:
+    first, last = _extent(tensor)
+    segment = None if group.heap is None else group.heap.find(first, max(first, last))
+    return None if segment is None else (segment, first - segment.base)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first and the last byte; the last is before the first if the tensor is empty."""
+    size = tensor.element_size()
+    if tensor.numel() == 0:  # its data_ptr() is 0, even inside a symmetric tensor
+        base = tensor.untyped_storage().data_ptr()
+        return base, base - 1
+    first = tensor.data_ptr()
+    span = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (span + 1) * size - 1
+
+
+def _on_device(tensor: torch.Tensor, group: Group) -> bool:
+    wanted = "cpu" if group.backend == "sim" else group.driver.device_name(group.gpu)
+    if str(tensor.device) != wanted:
+        raise ArgumentError(f"pk.symmetric: the tensor is on {tensor.device}, and the group's rank on {wanted}.")
+    return True
+
+
+def _same(texts: list[str]) -> None:
+    if len(set(texts)) > 1:
+        raise RanksDisagree(
+            f"the ranks ask for different symmetric memory:\n{differing(texts)}\n"
+            "  Every rank allocates the same tensors in the same order."
+        )

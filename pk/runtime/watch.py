@@ -1,0 +1,113 @@
+"""A thread that notices when a kernel gives up, while the program is elsewhere: one line on stderr at once.
+
+The error itself is raised by the rank's next call of pk.  If Python cannot speak, because something holds the GIL,
+the native watchdog (``csrc/watch.hpp``) writes the raw record after a grace period.  Between processes the thread also
+looks whether a peer reported a hang, so that a rank with nothing running learns of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pk.runtime import native, records
+
+if TYPE_CHECKING:
+    from pk.runtime.context import Context
+
+_INTERVAL_S = 0.02
+_PEERS_EVERY = 50  # rounds: a second
+_GRACE_MS = 2000  # how long a record may wait for this thread before the native watchdog reports it
+
+Said = weakref.WeakKeyDictionary["Context", int]  # the incarnation of each context that was reported last
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_guards: weakref.WeakKeyDictionary[Context, Any] = weakref.WeakKeyDictionary()  # the native watchdog of each
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def add(context: Context) -> None:
+    """Watch this context from now on."""
+    global _thread  # noqa: PLW0603
+    with _lock:
+        _contexts.add(context)
+        module = native.native()
+        if module is not None and context not in _guards:
+            _guards[context] = module.Watch(context.host_page, records.SLOTS, grace_ms=_GRACE_MS)
+            _guards[context].start()
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_run, name="pk-watch", daemon=True)
+            _thread.start()
+
+
+def remove(context: Context) -> None:
+    """Stop watching; on return nothing reads the context's page any more."""
+    with _lock:
+        _contexts.discard(context)
+        guard = _guards.pop(context, None)
+        if guard is not None:
+            guard.stop()
+
+
+def name(context: Context, number: int, kernel: str) -> None:
+    """Tell the native watchdog what ``kernel_id`` ``number`` of the context stands for."""
+    guard = _guards.get(context)
+    if guard is not None:
+        guard.name(number, kernel)
+
+
+def _run() -> None:
+    global _thread  # noqa: PLW0603
+    said: Said = weakref.WeakKeyDictionary()
+    rounds = 0
+    while True:
+        time.sleep(_INTERVAL_S)
+        rounds += 1
+        with _lock:
+            everyone = tuple(_contexts)
+            if not everyone:
+                _thread = None
+                return
+            for context in everyone:
+                look(context, said)
+        if rounds % _PEERS_EVERY == 0:
+            for context in everyone:
+                with contextlib.suppress(Exception):  # the store goes away when the program ends
+                    look_at_peers(context, said)
+
+
+def look(context: Context, said: Said) -> None:
+    """Print the cause of a hang that has not been reported in the context's present incarnation."""
+    if said.get(context) == context.incarnation:
+        return
+    causes = [f for f in context.findings() if f.reason != records.TOLD]
+    if causes:
+        print(f"pk: {records.headline(causes[0])}; see HangError", file=sys.stderr, flush=True)
+        _report_once(context, said)
+
+
+def look_at_peers(context: Context, said: Said) -> None:
+    """Learn of a hang on another process; stop kernels that wait for a launch which a peer refused to make."""
+    if said.get(context) == context.incarnation:
+        return
+    refusal = context.refusal()
+    if refusal is not None:
+        context.abort(refusal[0])
+    if refusal is not None or context.peers_hang():
+        _report_once(context, said)
+
+
+def _report_once(context: Context, said: Said) -> None:
+    said[context] = context.incarnation
+    # In a thread of its own: it may wait for other ranks, and this one has other contexts to watch.
+    threading.Thread(target=_report, args=(context, context.incarnation), name="pk-report", daemon=True).start()
+
+
+def _report(context: Context, incarnation: int) -> None:
+    with contextlib.suppress(Exception):  # the next call on the rank's own thread meets the same error
+        context.report(incarnation)
