@@ -1,0 +1,60 @@
+"""From a checked kernel to the text that NVRTC compiles, with the records the runtime needs beside it."""
+
+from __future__ import annotations
+
+from pk.artifact import Source
+from pk.codegen import options, render
+from pk.codegen.lines import mapped
+from pk.codegen.names import Names
+from pk.codegen.params import Params, poisoned
+from pk.codegen.params import layout as layout_params
+from pk.codegen.plan import Plan, site_names
+from pk.codegen.plan import plan as make_plan
+from pk.codegen.statements import Statements
+from pk.ir import nodes as ir
+
+
+def generate(kernel: ir.Kernel, arch: str = "sm_90a") -> Source:
+    """Emit ``kernel``, which has passed :func:`pk.ir.check.check`, for ``arch``.
+
+    Raises:
+        NotConstant: see :func:`pk.codegen.plan.plan`.
+        ValueError: pk emits no code for ``arch``.
+    """
+    plan = make_plan(kernel)
+    params = layout_params(plan, Names())
+    return Source(
+        name=kernel.name,
+        entry=entry(kernel),
+        text=mapped(_text(plan, params, arch), f"{entry(kernel)}.cu"),
+        arch=arch,
+        options=options.flags(arch),
+        fields=params.fields,
+        params_size=params.size,
+        threads=plan.threads,
+        shared_bytes=plan.shared_bytes,
+        sites=plan.sites,
+        outputs=plan.outputs,
+        remote=plan.remote,
+        uses_signals=plan.uses_signals,
+        registers=plan.registers,
+        comm_sms=plan.comm_sms,
+    )
+
+
+def entry(kernel: ir.Kernel) -> str:
+    """The symbol of the kernel in the cubin: the user's name for it, if the device headers leave it free."""
+    return Names().local(kernel.name)
+
+
+def _text(plan: Plan, params: Params, arch: str) -> str:
+    return render.render(
+        "kernel.cu.j2",
+        plan=plan,
+        arch=arch,
+        entry=entry(plan.kernel),
+        params=params,
+        poisoned=poisoned(plan),
+        site_names=site_names(plan.sites),
+        roles=[(c, r, Statements(plan, c, r, params).write()) for c in plan.classes for r in c.roles],
+    )

@@ -1,0 +1,70 @@
+"""C++ names for the user's names: the same word wherever C++ and the device headers leave it free."""
+
+from __future__ import annotations
+
+import re
+
+KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr
+    const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern false float for
+    friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
+    public register reinterpret_cast return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq main blockIdx blockDim gridDim threadIdx warpSize""".split()
+)
+# Words of the emitted text and of the device headers that it calls without a qualifier.
+RESERVED = frozenset(
+    """abs accumulator alive at barrier bf16 blocks cast columns communicator communicator_blocks communicator_kernel
+    config consumer context coordinate ctx cursor device_assert e4m3 e5m2 enter f16 fill fill_nan floor_div
+    floor_mod ceil_div full launch launch_begin launch_close launch_open launch_role launch_state leave load
+    load_async loader main_kernel max max_ranks mbarrier memory min mma mma_finish p params pipeline pk prefetch
+    publish rank_from register_tile registers_decrease registers_increase role s32 shared shared_map shared_tile
+    signal signal_all signal_array site store store_add_async store_async store_wait storer task team tensor_map
+    to transposed u16 u32 u64 u8 wait warp warp_index zero""".split()
+)
+
+
+class Names:
+    """Hands out C++ names, one per user's name: of variables (``local``), of members of the parameter struct."""
+
+    def __init__(self, words: dict[str, str] | None = None) -> None:
+        """``words``: what to call some of the user's names."""
+        self._reserved = KEYWORDS | RESERVED
+        self._words = words or {}
+        self._locals: dict[tuple[str, str], str] = {}
+        self._taken: set[str] = set()
+        self._members: set[str] = set()
+
+    def local(self, name: str, kind: str = "", word: str = "") -> str:
+        """The C++ variable for the user's ``name``, always the same one; names of another ``kind`` are other names.
+
+        It is ``word``, by default the name itself, or that with underscores behind it if it is taken.
+        """
+        key = (kind, name)
+        if key not in self._locals:
+            word = _word(word or self._words.get(name, name))
+            while (not kind and word in self._reserved) or word in self._taken or word in KEYWORDS:
+                word += "_"
+            self._locals[key] = word
+            self._taken.add(word)
+        return self._locals[key]
+
+    def member(self, name: str) -> str:
+        """A new member name like ``name``."""
+        word = _word(name)
+        while word in KEYWORDS or word in self._members:
+            word += "_"
+        self._members.add(word)
+        return word
+
+
+def shared_member(name: str) -> str:
+    """Member of the shared-memory map, or of a stage, for the user's pipeline or tile ``name``."""
+    word = _word(name)
+    return f"{word}_" if word in KEYWORDS or word == "launch" else word
+
+
+def _word(name: str) -> str:
+    # C++ keeps names with two underscores, or with one and a capital, for itself.
+    word = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", name))
+    return f"v{word}" if not word or word[0].isdigit() or re.match(r"_[A-Z]", word) else word

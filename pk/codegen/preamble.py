@@ -1,0 +1,77 @@
+"""How the function of a role begins and ends: its state, its place in each pipeline, its signals, its first task."""
+
+from __future__ import annotations
+
+from pk.codegen import render
+from pk.codegen.names import Names, shared_member
+from pk.codegen.params import Params
+from pk.codegen.plan import ClassPlan, Plan, RolePlan, moves
+from pk.ir import nodes as ir
+from pk.ir import split
+
+
+class Preamble:
+    """Text around the statements of one role."""
+
+    def __init__(self, plan: Plan, block_class: ClassPlan, role: RolePlan, params: Params, names: Names) -> None:
+        self._plan, self._class, self._role, self._params, self._names = plan, block_class, role, params, names
+        self._stages = [s for s in split.statements(role.body) if isinstance(s, ir.Stage)]
+        self._loops = [s for s in split.statements(role.body) if isinstance(s, ir.Tasks)]
+        for pipeline in self._pipelines():  # the cursors' names come first: macros build them from the pipeline's
+            names.local(f"{shared_member(pipeline)}_at", "cursor")
+        # A loop inside another runs many times; the count then runs on as well.
+        again = any(isinstance(s, ir.For) and _contains_tasks(s.body) for s in split.statements(role.body))
+        self.runs_on = len(self._loops) > 1 or again
+
+    @property
+    def step(self) -> str:
+        """C++ expression of the number of blocks of the class."""
+        return "gridDim.x" if self._plan.communicator is None else "blocks"
+
+    def begin(self) -> str:
+        """State, prefetches, cursors, signals, the first task."""
+        return render.statement(
+            "role_begin",
+            type=f"{self._class.prefix}{self._role.kind}_role",
+            maps=self._own_maps(),
+            rings=[(shared_member(p), self._plan.pipeline(p).stages) for p in self._pipelines()],
+            signals=[self._signals(s) for s in self._plan.kernel.signals if s.name in self._used_signals()],
+            blocks=self._blocks() if self._loops else "",
+            task=self._first_task() if self._loops else "",
+        )
+
+    def end(self) -> str:
+        """What the role waits for before it leaves."""
+        filled = [shared_member(p) for p in self._pipelines() if self._fills(p)] if self._role.kind == "loader" else []
+        return render.statement("role_end", filled=filled, stores=self._role.kind == "storer")
+
+    def _pipelines(self) -> list[str]:
+        return list(dict.fromkeys(s.pipeline for s in self._stages))
+
+    def _fills(self, pipeline: str) -> bool:
+        return any(s.pipeline == pipeline and s.mode == "fill" for s in self._stages)
+
+    def _own_maps(self) -> list[str]:
+        used = dict.fromkeys(self._plan.map_of(at, tile.type) for _, _, at, tile in moves([self._role]))
+        return [m.name for m in used if not m.everyone]
+
+    def _used_signals(self) -> set[str]:
+        operands = (o for s in split.statements(self._role.body) for o in split.expressions(s))
+        return {o.signals for o in operands if isinstance(o, ir.Signal)}
+
+    def _signals(self, s: ir.Signals) -> tuple[str, list[str]]:
+        keys = [f"{s.name}.offset", *(f"{s.name}.{axis}" for axis in range(len(s.shape)))]
+        return self._names.local(s.name, "signals"), [f"p.{self._params.member(k)}" for k in keys]
+
+    def _blocks(self) -> str:
+        if self._plan.communicator is None:
+            return ""
+        return "communicator_blocks()" if self._class.prefix else "gridDim.x - communicator_blocks()"
+
+    def _first_task(self) -> str:
+        behind = self._plan.communicator is not None and not self._class.prefix
+        return "blockIdx.x - communicator_blocks()" if behind else "blockIdx.x"
+
+
+def _contains_tasks(block: ir.Block) -> bool:
+    return any(isinstance(s, ir.Tasks) for s in split.statements(block))

@@ -1,0 +1,328 @@
+"""The statements of one role: IR -> lines of CUDA.
+
+Text comes from the macros of ``templates``; this module decides order and state: which stages the role holds, which it
+still owes because the tensor cores or the stores may be reading them, and whether it has met the other ranks on every
+path to here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from pk.codegen import render
+from pk.codegen.builtins import Builtins
+from pk.codegen.expressions import Expressions
+from pk.codegen.lines import Lines
+from pk.codegen.names import Names, shared_member
+from pk.codegen.operands import At, Held, Operands
+from pk.codegen.params import Params
+from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan, remote_access, waits_of
+from pk.codegen.preamble import Preamble
+from pk.codegen.registers import Registers
+from pk.ir import nodes as ir
+from pk.ir import split
+from pk.ir.types import Tile
+
+
+@dataclass(slots=True)
+class Path:
+    """What holds on every path to the statement being written (``owed``: on some path)."""
+
+    entered: bool = False  # the role has seen every rank's entry word
+    multiplying: list[str] = field(default_factory=list)  # accumulators that an mma may be writing
+    owed: list[str] = field(default_factory=list)  # pipelines with a stage to release when its reader is done
+
+
+class Statements:
+    """Writes the body of one role."""
+
+    def __init__(self, plan: Plan, block_class: ClassPlan, role: RolePlan, params: Params) -> None:
+        self._plan, self._role = plan, role
+        self._names = Names(_plain(role.body))
+        self._preamble = Preamble(plan, block_class, role, params, self._names)
+        self._builtins = Builtins(role.body, self._names)
+        self._scalar = Expressions(params, self._names, role.facts, self._builtins)
+        self._operand = Operands(plan, role, self._names, self._scalar)
+        self._registers = Registers(self._names, self._scalar, self._operand, role, block_class.warpgroups)
+        self._path = Path()
+        self._used = self._builtins.aliases.union(*(split.used(s) for s in split.statements(role.body)))
+        self._lines = Lines(1)
+
+    def write(self) -> str:
+        """The role's body."""
+        self._lines.add(self._preamble.begin())
+        self._lines.add("\n")
+        for line in self._builtins.declarations:
+            self._lines.add(line)
+        self._block(self._role.body, set())
+        self._settle()
+        self._flush()
+        self._lines.own()
+        self._lines.add(self._preamble.end())
+        return self._lines.text()
+
+    # ------------------------------------------------------------------------------------------------ blocks
+    def _block(self, block: ir.Block, outside: set[str]) -> None:
+        """Write ``block``; ``outside`` are the names declared around it."""
+        scope = set(outside)
+        block = tuple(s for s in block if not (isinstance(s, ir.Assign) and s.var.name not in self._used))
+        for i, s in enumerate(block):
+            if isinstance(s, ir.Assign):
+                self._assign(s, scope, block[i + 1 :])
+            else:
+                self._statement(s, scope, block[i + 1 :], len(block) == 1)
+
+    def _statement(self, s: ir.Statement, scope: set[str], rest: ir.Block, alone: bool) -> None:
+        if self._path.multiplying and not _only_multiplies((s,)):
+            self._settle()
+        if self._must_flush(s):
+            self._flush()
+        if isinstance(s, ir.Stage):
+            self._stage(s, scope, rest, braces=not alone)
+            return
+        self._lines.source(s.span)
+        if isinstance(s, ir.Tasks):
+            self._tasks(s, scope, rest)
+        elif isinstance(s, ir.For):
+            self._for(s, scope)
+        elif isinstance(s, ir.If):
+            self._if(s, scope)
+        elif isinstance(s, ir.Do):
+            self._do(s)
+        elif isinstance(s, ir.Assert):
+            self._say("check", cond=self._scalar(s.cond), at=self._at(s))
+        else:
+            raise AssertionError(f"not a statement of a role: {s!r}")
+
+    def _assign(self, s: ir.Assign, scope: set[str], rest: ir.Block) -> None:
+        if isinstance(s.var.type, Tile) and _reads_tiles(s.value):
+            self._settle()
+        self._lines.source(s.span)
+        new = s.var.name not in scope
+        if isinstance(s.var.type, Tile):
+            for line in self._registers.assign(s, new, _multiplied_first(s.var.name, rest)):
+                self._lines.add(line)
+        else:
+            changes = any(isinstance(t, ir.Assign) and t.var.name == s.var.name for t in split.statements(rest))
+            kind = f"{'' if changes else 'const '}{s.var.type.dtype.cuda} " if new else ""
+            value = self._builtins.value(s) or self._scalar(s.value)
+            self._lines.add(f"{kind}{self._names.local(s.var.name)} = {value};")
+        scope.add(s.var.name)
+
+    # ----------------------------------------------------------------------------------------- loops, branches
+    def _tasks(self, s: ir.Tasks, scope: set[str], rest: ir.Block) -> None:
+        tasks = self._names.local(f"tasks {s.span.line} {s.span.column}", "tasks", "tasks")
+        extents = [self._scalar(e) for e in s.extents]
+        count = " * ".join(self._scalar(e, 9) for e in s.extents)
+        self._open("tasks_begin", tasks=tasks, count=count, step=self._preamble.step)
+        used = frozenset().union(*(split.used(t) for t in split.statements(s.body))) if s.body else frozenset()
+        wanted = [(i, v) for i, v in enumerate(s.vars) if v.name in used]
+        if wanted:
+            at = self._names.local("at", "at", "at")
+            self._say("task_coordinate", at=at, group=s.group, extents=extents)
+            for i, v in wanted:
+                self._lines.add(f"const int {self._names.local(v.name)} = {at}[{i}];")
+        inner = scope | {v.name for v in s.vars}
+        bindings = _bindings(s)
+        self._block(bindings, inner)
+        if len(wanted) == len(s.vars):
+            self._say("visit", names=[self._names.local(n) for n in _visited(s, bindings)])
+        self._loop_body(s.body[len(bindings) :], inner | {b.var.name for b in bindings if isinstance(b, ir.Assign)})
+        self._lines.close()
+        if self._preamble.runs_on:
+            self._say("tasks_end", tasks=tasks)
+
+    def _for(self, s: ir.For, scope: set[str]) -> None:
+        name = self._names.local(s.var.name)
+        # Python evaluates the bound once: so does C++, unless it is a constant or a name that stays as it is.
+        changed = {t.var.name for t in split.statements(s.body) if isinstance(t, ir.Assign)}
+        fixed = isinstance(s.stop, ir.Const) or (isinstance(s.stop, ir.Var) and s.stop.name not in changed)
+        bound = "" if fixed else self._names.local(f"{name}_stop", "bound")
+        self._open("for_begin", name=name, start=self._scalar(s.start), stop=self._scalar(s.stop, 8), bound=bound)
+        self._loop_body(s.body, scope | {s.var.name})
+        self._lines.close()
+
+    def _open(self, macro: str, **values: object) -> None:
+        *before, last = render.statement(macro, **values).split("\n")
+        for line in before:
+            self._lines.add(line)
+        self._lines.open(last)
+
+    def _loop_body(self, body: ir.Block, scope: set[str]) -> None:
+        entered, owed = self._path.entered, list(self._path.owed)
+        self._block(body, scope)
+        if not _only_multiplies(body):
+            self._settle()
+        if any(map(self._may_block, split.statements(body))):
+            self._flush()  # what the next turn, or what follows the loop, must not find owed
+        # The body may have run no time at all.
+        self._path.entered = entered
+        self._path.owed = list(dict.fromkeys(owed + self._path.owed))
+
+    def _if(self, s: ir.If, scope: set[str]) -> None:
+        entered, owed = self._path.entered, list(self._path.owed)
+        self._lines.open(f"if ({self._scalar(s.cond)}) {{")
+        self._block(s.then, scope)
+        self._settle()
+        after, self._path = self._path, Path(entered, [], owed)
+        if s.orelse:
+            self._lines.close_open("} else {")
+            self._block(s.orelse, scope)
+            self._settle()
+        self._lines.close()
+        self._path.entered = after.entered and self._path.entered
+        self._path.owed = list(dict.fromkeys(after.owed + self._path.owed))
+
+    # ------------------------------------------------------------------------------------------------ stages
+    def _stage(self, s: ir.Stage, scope: set[str], rest: ir.Block, braces: bool) -> None:
+        self._declare_before(s.body, scope, rest)
+        ring = shared_member(s.pipeline)
+        held = self._hold(s)
+        if braces:
+            self._lines.open_source("{", s.span)
+        else:
+            self._lines.source(s.span)
+        self._say(f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, role=self._role.kind, at=self._at(s))
+        self._block(s.body, scope)
+        self._leave(s, ring)
+        if braces:
+            self._lines.close()
+        del self._operand.held[s.pipeline]
+
+    def _hold(self, s: ir.Stage) -> Held:
+        """Names for the stage's variables: the user's own, where no outer stage has it."""
+        named = re.search(rf"{s.mode}\(\)\s+as\s+([A-Za-z_]\w*)", s.span.text)
+        stage = self._names.local(named.group(1) if named else s.pipeline, "stage")
+        full = "full"
+        if any(h.stage == stage or h.full == full for h in self._operand.held.values()):
+            stage, full = (self._names.local(f"{s.pipeline}_{what}", "stage") for what in ("stage", "full"))
+        self._operand.held[s.pipeline] = Held(stage, full)
+        return self._operand.held[s.pipeline]
+
+    def _declare_before(self, body: ir.Block, scope: set[str], rest: ir.Block) -> None:
+        """Names bound inside a stage stay bound after it: declare those that the rest of the block reads."""
+        later = frozenset().union(*(split.used(t) for t in split.statements(rest))) if rest else frozenset()
+        for t in body:
+            if isinstance(t, ir.Assign) and t.var.name in later and t.var.name not in scope:
+                kind = self._registers.declared(t.var) if isinstance(t.var.type, Tile) else t.var.type.dtype.cuda
+                self._lines.add(f"{kind} {self._names.local(t.var.name)};")
+                scope.add(t.var.name)
+
+    def _leave(self, s: ir.Stage, ring: str) -> None:
+        """Give the stage up: at once, or with the next one of its pipeline if mma or stores are still reading it."""
+        if s.mode == "fill":
+            self._say("fill_end", ring=ring, role=self._role.kind)
+            return
+        how = "mma" if self._path.multiplying else "store" if self._role.kind == "storer" else "now"
+        self._say("drain_end", ring=ring, how=how)
+        if how != "now" and s.pipeline not in self._path.owed:
+            self._path.owed.append(s.pipeline)
+
+    def _settle(self) -> None:
+        """Wait for the tensor cores, then free the stage that they read last."""
+        if self._path.multiplying:
+            rings = [shared_member(p) for p in self._path.owed]
+            self._say("settle", ring=rings[0] if rings else "", accumulators=self._path.multiplying)
+            self._path.multiplying, self._path.owed = [], []
+
+    def _flush(self) -> None:
+        """Wait until the stores have read their stages, then free the last one."""
+        if self._path.owed and not self._path.multiplying:
+            self._say("flush", rings=[shared_member(p) for p in self._path.owed])
+            self._path.owed = []
+
+    def _must_flush(self, s: ir.Statement) -> bool:
+        """Whether a stage that stores have read must be free before ``s``: it blocks, or counts on another pipeline."""
+        if isinstance(s, ir.Stage):
+            return any(p != s.pipeline for p in self._path.owed)
+        return any(map(self._may_block, split.statements((s,))))
+
+    @staticmethod
+    def _may_block(s: ir.Statement) -> bool:
+        """Whether ``s`` itself may wait for another block or rank."""
+        return isinstance(s, ir.Do) and bool(s.operands) and isinstance(s.operands[0], ir.Signal)
+
+    # --------------------------------------------------------------------------------------------------- ops
+    def _do(self, s: ir.Do) -> None:
+        operands: list[object] = []
+        if s.op in MOVES:
+            memory, tile = (s.operands[i] for i in MOVES[s.op])
+            assert isinstance(memory, ir.Memory)
+            assert isinstance(tile, ir.Shared)
+            if remote_access(s, self._role.facts) and not self._path.entered:
+                self._say("enter", at=self._at(s))
+                self._path.entered = True
+            window = self._operand.window(memory, tile.type)
+            operands = [window if o is memory else self._operand(o) for o in s.operands]
+        else:
+            operands = [self._value(o) for o in s.operands]
+        self._lines.add(render.op(s.op, *operands, at=self._at(s), **dict(s.attrs)))
+        if s.op == "mma" and operands[0] not in self._path.multiplying:
+            self._path.multiplying.append(str(operands[0]))
+
+    def _value(self, o: ir.Operand) -> object:
+        return (
+            self._registers(o)
+            if isinstance(getattr(o, "type", None), Tile) and not isinstance(o, ir.Shared)
+            else self._operand(o)
+        )
+
+    def _at(self, s: ir.Statement) -> At:
+        wait = next(waits_of(s, self._role.facts), None)
+        return At(self._plan.site(self._role, *wait, s.span) if wait else "")
+
+    def _say(self, macro: str, **values: object) -> None:
+        self._lines.add(render.statement(macro, **values))
+
+
+def _reads_tiles(e: ir.Operand) -> bool:
+    return any(isinstance(o, ir.Var) and isinstance(o.type, Tile) for o in split.walk((e,)))
+
+
+def _only_multiplies(block: ir.Block) -> bool:
+    """Whether ``block`` does nothing but issue mma and reckon scalars, so that the tensor cores may go on meanwhile."""
+    for s in block:
+        if isinstance(s, ir.For | ir.Stage):
+            if not _only_multiplies(s.body):
+                return False
+        elif isinstance(s, ir.Do):
+            if s.op != "mma":
+                return False
+        elif not (isinstance(s, ir.Assign) and not isinstance(s.var.type, Tile)):
+            return False
+    return True
+
+
+def _multiplied_first(name: str, rest: ir.Block) -> bool:
+    """Whether the first thing done with tile ``name`` in ``rest`` is a loop or stage of nothing but mma into it."""
+    for s in rest:
+        if any(name in split.used(t) for t in split.statements((s,))):
+            return isinstance(s, ir.For | ir.Stage) and _only_multiplies((s,))
+    return False
+
+
+def _bindings(s: ir.Tasks) -> ir.Block:
+    """The assignments at the head of the body that the task loop's own line made, e.g. of a rank from its step."""
+    n = 0
+    while n < len(s.body) and isinstance(s.body[n], ir.Assign) and s.body[n].span.line == s.span.line:
+        n += 1
+    return s.body[:n]
+
+
+def _visited(s: ir.Tasks, bindings: ir.Block) -> list[str]:
+    """The task as the user names it: a binding instead of the variable that it was made from."""
+    made = {name: b.var.name for b in bindings if isinstance(b, ir.Assign) for name in split.used(b)}
+    return [made.get(v.name, v.name) for v in s.vars]
+
+
+def _plain(block: ir.Block) -> dict[str, str]:
+    """The user's own word for each variable that the front end numbered to tell it from one of another role."""
+    written: dict[str, str] = {}
+    for s in split.statements(block):
+        names = [v.name for v in s.vars] if isinstance(s, ir.Tasks) else []
+        names += [s.var.name] if isinstance(s, ir.Assign | ir.For) else []
+        written |= {n: s.span.text for n in names if n not in written}
+    plain = {n: re.sub(r"_\d+$", "", n) for n, text in written.items() if not re.search(rf"\b{re.escape(n)}\b", text)}
+    bases = [plain.get(n, n) for n in written]
+    return {n: base for n, base in plain.items() if bases.count(base) == 1}

@@ -1,0 +1,141 @@
+#pragma once
+/// A role: the warps of a block that run one `with pk.<role>()`, and what they must remember to give up together.
+///
+/// A wait that fails does not leave the loop: it notes why, raises the abort word and sets `dead`.  A dead role
+/// keeps its control flow, waits for nothing, moves nothing between memories and signals nobody, so it ends soon.
+
+#include "pk/comm/context.cuh"
+#include "pk/ptx/fence.cuh"
+#include "pk/ptx/ld_st.cuh"
+
+namespace pk {
+
+/// State of a role of WARPS warps from FIRST_WARP on.  BARRIER is the named barrier of a role of several warps.
+template <int WARPS, int FIRST_WARP, int BARRIER = 1>
+struct role {
+    static constexpr int threads = 32 * WARPS;
+    const context& ctx;
+    launch_state& launch;
+    const int warp;        // number of this warp in the block, uniform
+    bool dead = false;     // this thread has given up
+    bool entered;          // every rank is known to have begun this launch
+    int tile_entries = 0;  // the task, for records
+    int tile[4] = {};
+
+    PK_DEVICE role(const context& c, launch_state& l)
+        : ctx(c), launch(l), warp(warp_index()), entered(c.world == 1) {}
+
+    /// Number of this thread's warpgroup in the role.
+    PK_DEVICE int warpgroup() const { return (warp - FIRST_WARP) / 4; }
+    /// Whether this is the role's first warp.
+    PK_DEVICE bool first_warp() const { return WARPS == 1 || warp == FIRST_WARP; }
+    /// Whether this thread writes the role's records.
+    PK_DEVICE bool reports() const { return threadIdx.x == 32 * FIRST_WARP; }
+
+    /// True in the one thread that issues the role's bulk copies and signals.  Called by converged warps.
+    PK_DEVICE bool leader() const { return elect_one() && first_warp(); }
+    /// The leader, while it is not dead.
+    PK_DEVICE bool issues() const { return leader() && !dead; }
+
+    /// Waits for all threads of the role.
+    PK_DEVICE void sync() const {
+        if constexpr (WARPS == 1) __syncwarp();
+        else named_barrier(BARRIER, threads);
+    }
+    /// Waits for all threads of the role; true everywhere if `mine` is true in all.
+    PK_DEVICE bool all(bool mine) const {
+        if constexpr (WARPS == 1) return __all_sync(0xffffffffu, mine);
+        else return named_barrier_all(BARRIER, threads, mine);
+    }
+
+    /// Names the task that the role works on, for records.
+    template <class... Entry>
+    PK_DEVICE void visit(Entry... entry) {
+        static_assert(sizeof...(Entry) <= 4, "records hold 4 coordinates");
+        const int values[] = {entry..., 0};
+        tile_entries = sizeof...(Entry);
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof...(Entry)); ++i) tile[i] = values[i];
+    }
+};
+
+/// One thread of a role gives up: raises this rank's abort word and notes why.  The caller sets `dead` in all threads of
+/// the role; the launch warp writes the record and tells the peers when the roles of this block have ended, which is soon.
+template <class Role>
+PK_DEVICE void give_up(const Role& role, u32 why, int site, int index = 0, s32 seen = 0, s32 needed = 0, u32 peer = 0,
+                       u32 hash_theirs = 0, u64 t_begin = 0, u64 t_end = 0) {
+    launch_state& launch = role.launch;
+    launch.dead = 1;
+    u32 first = 0;
+    if (why != REASON_TOLD) first = atomic_cas_sys(&role.ctx.own()->abort, 0, 1 + role.ctx.rank) == 0;
+    const u32 slot = atomic_add_shared(&launch.failed, 1);
+    if (slot >= sizeof(launch.failures) / sizeof(failure)) return;
+    failure& f = launch.failures[slot];
+    f.why = why;
+    f.site = site;
+    f.index = index;
+    f.seen = seen;
+    f.needed = needed;
+    f.peer = peer;
+    f.hash_theirs = hash_theirs;
+    f.first = first;
+    f.tile_entries = role.tile_entries;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.tile[i] = role.tile[i];
+    f.t_begin = t_begin;
+    f.t_end = t_end;
+}
+
+/// Bounds one wait.  Every 32nd failed poll looks at the abort word and, from then on, at the clock.
+struct patience {
+    u32 failures = 0;
+    u64 t_begin = 0, t_end = 0;
+
+    /// Called after a failed poll: 0 to go on, else why to give up (`late`, or REASON_TOLD).
+    PK_DEVICE u32 exhausted(const context& ctx, u64 limit, u32 late) {
+        if (++failures % 32 != 0) return 0;
+        t_end = global_timer();
+        if (t_begin == 0) t_begin = t_end;
+        if (ld_relaxed_sys(&ctx.own()->abort) != 0) return REASON_TOLD;
+        return t_end - t_begin > limit ? late : 0;
+    }
+};
+
+/// Waits, bounded, for the end of a barrier's phase.  Never the first to time out: a pipeline starves because some
+/// other wait does, whose record names the cause.
+template <class Role>
+PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int site) {
+    if (role.dead || mbarrier_try_wait(bar, parity)) return;
+    patience limit;
+    do {
+        const u32 why = limit.exhausted(role.ctx, role.ctx.timeout_ns + role.ctx.entry_timeout_ns, REASON_PIPELINE);
+        // Only the reporting thread may time out; the others then find the abort word.
+        if (why == REASON_TOLD || (why != 0 && role.reports())) {
+            if (role.reports())
+                give_up(role, why, site, index, 0, 0, role.ctx.rank, 0, limit.t_begin, limit.t_end);
+            role.dead = true;
+        }
+    } while (!role.dead && !mbarrier_try_wait(bar, parity));
+}
+
+/// Every rank has begun this launch, so that its buffers and counters may be touched.  Stands before the first access of
+/// a role to a peer; free after the first call.
+template <class Role>
+PK_DEVICE void enter(Role& role, int site) {
+    if (role.entered) return;
+    role.entered = true;
+    wait_phase(role, role.launch.entered, 0, 0, site);
+    if (role.launch.dead) role.dead = true;
+    fence_proxy_async_global();
+    __syncwarp();
+}
+
+/// An assertion of the user's: a false condition makes a record, aborts the launch and kills the role.
+template <class Role>
+PK_DEVICE void device_assert(Role& role, bool condition, int site) {
+    if (role.all(condition || role.dead)) return;
+    if (role.issues()) give_up(role, REASON_ASSERT, site);
+    role.dead = true;
+}
+
+}  // namespace pk

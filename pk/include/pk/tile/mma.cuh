@@ -1,0 +1,128 @@
+#pragma once
+/// acc += a @ b on the tensor core.  Operands are shared tiles as stored or transposed; a may be a 16-bit register tile.
+
+#include "pk/tile/ops.cuh"
+
+namespace pk {
+
+/// An operand contiguous along k: the tile's rows are m (or n), its columns k.
+template <class Tile>
+struct k_major {
+    static constexpr int transposed = 0;
+    static constexpr int extent = Tile::rows;  // along m or n
+    static constexpr int depth = Tile::cols;   // along k
+
+    /// Descriptor of k step 0 from row `first` on.
+    static PK_DEVICE u64 descriptor(const Tile& tile, int first) {
+        return matrix_descriptor(tile.address(0, first), 16, 8 * Tile::panel_bytes, Tile::swizzle);
+    }
+
+    /// What to add to the descriptor for k step `step` (16 elements, 32 bytes): inside a panel, then the next panel.
+    static constexpr __device__ u32 advance(int step) {
+        return (32 * step / Tile::panel_bytes * (Tile::rows * Tile::panel_bytes) + 32 * step % Tile::panel_bytes) / 16;
+    }
+};
+
+/// An operand contiguous along m (or n): the tile's rows are k, its columns m (or n).
+template <class Tile>
+struct mn_major {
+    static constexpr int transposed = 1;
+    static constexpr int extent = Tile::cols;
+    static constexpr int depth = Tile::rows;
+
+    /// Descriptor of k step 0 from column `first` (a multiple of a panel) on.
+    static PK_DEVICE u64 descriptor(const Tile& tile, int first) {
+        return matrix_descriptor(tile.address(first / Tile::panel_cols), Tile::rows * Tile::panel_bytes,
+                                 8 * Tile::panel_bytes, Tile::swizzle);
+    }
+
+    /// What to add to the descriptor for k step `step`: 16 rows.
+    static constexpr __device__ u32 advance(int step) { return 16 * step * Tile::panel_bytes / 16; }
+};
+
+// How each way of writing an operand is stored: a (M, K), b (K, N).
+template <class A> struct left_operand { using layout = k_major<A>; };
+template <class S> struct left_operand<transposed_tile<S>> { using layout = mn_major<S>; };
+template <class B> struct right_operand { using layout = mn_major<B>; };
+template <class S> struct right_operand<transposed_tile<S>> { using layout = k_major<S>; };
+
+/// The shared tile behind an operand.
+template <class T, int R, int C>
+PK_DEVICE const shared_tile<T, R, C>& storage(const shared_tile<T, R, C>& tile) { return tile; }
+template <class S>
+PK_DEVICE const S& storage(const transposed_tile<S>& view) { return view.stored; }
+
+/// Keeps the compiler from moving accesses of a register tile across this point; emits nothing.
+template <class T, int R, int C>
+PK_DEVICE void pin(register_tile<T, R, C>& tile) {
+#pragma unroll
+    for (int s = 0; s < tile.slabs; ++s)
+#pragma unroll
+        for (int i = 0; i < tile.words; ++i) {
+            if constexpr (is_same<T, float>) asm volatile("" : "+f"(tile.data[s][i]) :: "memory");
+            else asm volatile("" : "+r"(tile.data[s][i]) :: "memory");
+        }
+}
+
+/// acc += a @ b, issued but neither committed nor waited for.  a (G R, K) and b (K, C) in shared memory.
+template <int R, int C, class A, class B>
+PK_DEVICE void mma(accumulator<R, C>& acc, const A& a, const B& b, int warpgroup) {
+    using left = typename left_operand<A>::layout;
+    using right = typename right_operand<B>::layout;
+    using T = typename A::element;
+    static_assert(sizeof(T) == 2 && is_same<T, typename B::element>, "mma takes two bfloat16 or two float16 tiles");
+    static_assert(left::extent % R == 0, "the warpgroups' rows must fill a");
+    static_assert(right::extent == C && left::depth == right::depth, "shapes: a (M, K), b (K, N), acc (M, N)");
+    static_assert(left::depth % 16 == 0, "K of one mma must be a multiple of 16");
+    static_assert(C <= 256, "N of one mma is at most 256");
+
+    const u64 b_start = right::descriptor(storage(b), 0);
+    pin(acc);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < acc.slabs; ++s) {
+        const u64 a_start = left::descriptor(storage(a), warpgroup * R + 64 * s);
+#pragma unroll
+        for (int k = 0; k < left::depth / 16; ++k)
+            wgmma<C>::template ss<T, left::transposed, right::transposed>(
+                acc.data[s], a_start + left::advance(k), b_start + right::advance(k), k > 0 || !acc.empty);
+    }
+    acc.empty = false;
+}
+
+/// acc += a @ b with a (this warpgroup's rows) in registers, which must not change before the mma has been waited for.
+template <int R, int C, int K, class T, class B>
+PK_DEVICE void mma(accumulator<R, C>& acc, register_tile<T, R, K>& a, const B& b, int) {
+    using right = typename right_operand<B>::layout;
+    static_assert(sizeof(T) == 2 && is_same<T, typename B::element>, "mma takes two bfloat16 or two float16 tiles");
+    static_assert(right::extent == C && right::depth == K, "shapes: a (M, K), b (K, N), acc (M, N)");
+    static_assert(K % 16 == 0, "K of one mma must be a multiple of 16");
+    static_assert(C <= 256, "N of one mma is at most 256");
+
+    const u64 b_start = right::descriptor(storage(b), 0);
+    pin(acc);
+    pin(a);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < acc.slabs; ++s)
+#pragma unroll
+        for (int k = 0; k < K / 16; ++k)
+            wgmma<C>::template rs<T, right::transposed>(acc.data[s], a.data[s][4 * k], a.data[s][4 * k + 1],
+                                                        a.data[s][4 * k + 2], a.data[s][4 * k + 3],
+                                                        b_start + right::advance(k), k > 0 || !acc.empty);
+    acc.empty = false;
+}
+
+/// Waits for every mma of this warpgroup; afterwards the elements of `acc` may be read and written.
+template <int R, int C>
+PK_DEVICE void mma_finish(accumulator<R, C>& acc) {
+    wgmma_wait<0>();
+    pin(acc);
+    if (acc.empty) {
+        fill(acc, 0.0f);
+        pin(acc);  // keeps this a branch, rather than a select for every element
+    }
+    acc.empty = false;
+}
+
+}  // namespace pk
