@@ -38,7 +38,8 @@ def frame(span: Span) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` Did you mean ...?`` if a known name is close to ``name``, else nothing."""
-    found = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    found = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(name, known, n=1)
     return f" Did you mean `{found[0]}`?" if found else ""
 
 

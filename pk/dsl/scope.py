@@ -185,7 +185,7 @@ class Scope:
     @staticmethod
     def _pool(name: str, kind: Type, where: str, owner: str) -> tuple[object, ...]:
         """Which variables may take each other's place: same name, type and role."""
-        return name, kind, where, owner.split()[0]
+        return name, kind, where, owner.split(maxsplit=1)[0]
 
 
 def _mentions(value: Any, name: str) -> bool:

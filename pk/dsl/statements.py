@@ -53,6 +53,8 @@ ADVICE: dict[type[ast.stmt], str] = {
 class Reader(Expressions):
     """Reads a kernel function into its builder."""
 
+    tail = False  # whether nothing follows the block being read in its loop's body: where a branch may `continue`
+
     # ------------------------------------------------------------------------------------------- blocks
     def block(self, stmts: list[ast.stmt]) -> Flow:
         """Read statements in order."""
@@ -152,18 +154,21 @@ class Reader(Expressions):
         """An ``if``, with the rest of the block where a branch ends in ``continue``: (flow, rest was read)."""
         cond = self.truth(self.eval(stmt.test), stmt.test)
         if not is_expr(cond):
-            return self.block(stmt.body if cond else stmt.orelse), False
+            return self.block([*(stmt.body if cond else stmt.orelse), *rest]), True
         then, orelse, done = stmt.body, stmt.orelse, False
         for branch in (then, orelse):
             if branch and isinstance(branch[-1], ast.Continue):
                 self._may_continue(branch[-1])
+                if not self.tail:
+                    raise self._bad_continue(branch[-1])
                 done = True
         if done:
             then = then[:-1] if isinstance(then[-1], ast.Continue) else [*then, *rest]
             orelse = orelse[:-1] if orelse and isinstance(orelse[-1], ast.Continue) else [*orelse, *rest]
         self.b.begin()
         self.materialise(assigned([*then, *orelse]))
-        blocks = [self._branch(part, stmt) for part in (then, orelse)]
+        with self._tail(self.tail and (done or not rest)):
+            blocks = [self._branch(part, stmt) for part in (then, orelse)]
         if blocks[0] or blocks[1]:
             self.b.emit(ir.If(cond, blocks[0], blocks[1], self.span(stmt.test)))
         return None, done
@@ -178,6 +183,14 @@ class Reader(Expressions):
             raise self._bad_continue(stmt)
         self.leave(before, "It is first bound inside a branch and ends with it: bind `{name}` before the `if`.")
         return tuple(block)
+
+    @contextmanager
+    def _tail(self, tail: bool) -> Iterator[None]:
+        outer, self.tail = self.tail, tail
+        try:
+            yield
+        finally:
+            self.tail = outer
 
     def _may_continue(self, node: ast.stmt) -> None:
         if self.b.role is not None:
@@ -231,7 +244,9 @@ class Reader(Expressions):
         before = dict(self.frame.names)
         for value in values:
             self._assign_loop_names(stmt.target, value)
-            if self.block(stmt.body) == "return":
+            with self._tail(True):
+                flow = self.block(stmt.body)
+            if flow == "return":
                 raise self.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
         names = _target_names(stmt.target)
         after = self.frame.names
@@ -273,7 +288,9 @@ class Reader(Expressions):
             else:
                 self.bind(name, None, self.span(stmt.target))
                 self.assign(name, value, self.span(stmt.target))
-        if self.block(stmt.body) == "return":
+        with self._tail(True):
+            flow = self.block(stmt.body)
+        if flow == "return":
             raise self.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
 
     def _tasks(self, stmt: ast.For, over: TasksValue) -> None:
@@ -312,7 +329,8 @@ class Reader(Expressions):
 
     def _with(self, items: list[ast.withitem], stmt: ast.With) -> Flow:
         if not items:
-            return self.block(stmt.body)
+            with self._tail(False):
+                return self.block(stmt.body)
         item, rest = items[0], items[1:]
         value, span = self.eval(item.context_expr), self.span(item.context_expr)
         if isinstance(value, StageMethod):
@@ -328,7 +346,7 @@ class Reader(Expressions):
         else:
             raise self.unsupported(
                 item.context_expr, f"`with` on {describe(value)}",
-                "Use pk.loader(), pk.consumer(), pk.storer(), pk.communicator(sms=), or a pipeline's fill() and drain().",
+                "Use pk.loader(), pk.consumer(), pk.storer(), pk.communicator(sms=), p.fill() or p.drain().",
             )  # fmt: skip
         return None
 
@@ -428,7 +446,8 @@ class Reader(Expressions):
         with self._in_frame(Frame(source, self.frame), span) as frame:
             for name, value in bound.arguments.items():
                 self._parameter(name, value, span)
-            self.block(frame.source.tree.body)
+            with self._tail(False):
+                self.block(frame.source.tree.body)
             for binding in frame.names.values():  # what the helper made has no other name left
                 if binding.owner == self.b.owner and isinstance(binding.value, ir.Var):
                     self.fresh.add(binding.value.name)

@@ -146,14 +146,18 @@ class _Counter:
         assert first is not None
         other = f"drained at\n{errors.frame(places[1])}\n  " if places[0] and places[1] else ""
         return errors.Unbalanced(
-            f"`{pipeline}` is filled {fills} and drained {drains} in a task; the two must be equal",
+            f"in a task `{pipeline}` is filled {fills}, and drained {drains}: the two must be equal",
             first,
             f"{other}Make the loops and conditions around the fills and drains count the same.",
         )
 
     def times(self, count: index.Value) -> str:
+        """``count`` in words."""
         if isinstance(count, int):
-            return "once" if count == 1 else f"{count} times"
+            return {0: "never", 1: "once"}.get(count, f"{count} times")
+        if isinstance(count, ir.Select):
+            x, y = (self.times(index.lower(side)) for side in (count.x, count.y))
+            return f"{x} if `{index.to_text(count.cond, self.dims)}`, else {y}"
         return f"`{index.to_text(index.lift(count), self.dims)}` times"
 
 

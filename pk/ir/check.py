@@ -267,7 +267,8 @@ class _Walk:
             )
         if len(counter.index) != len(declared.shape):
             raise errors.WrongCoordinate(
-                f"`{counter.signals}` is indexed by {len(counter.index)} entries and has {len(declared.shape)} dimensions",
+                f"`{counter.signals}` is indexed by {len(counter.index)} entries and has {len(declared.shape)} "
+                "dimensions",
                 span,
                 "Give one entry for each dimension.",
             )  # fmt: skip

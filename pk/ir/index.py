@@ -352,5 +352,14 @@ def simplify(e: ir.Expr) -> ir.Expr:
     if e.type == INT:
         return polynomial(e).expression()
     if e.type == BOOL:
-        return lift(binary("==", indicator(e).expression(), 1))
+        one = indicator(e)
+        for found, value in ((one, True), (polynomial(ir.const(1)) - one, False)):
+            if (
+                len(found.terms) == 1
+                and (atoms := next(iter(found.terms)))
+                and found.terms[atoms] == 1
+                and len(atoms) == 1
+            ):
+                return atoms[0] if value else lift(logical_not(atoms[0]))
+        return lift(binary("==", one.expression(), 1))
     return e

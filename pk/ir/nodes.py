@@ -49,7 +49,7 @@ NOWHERE = Span("<pk>", 0, 0, 0, 0)
 
 
 def _span() -> Span:
-    return field(default=NOWHERE, compare=False, repr=False)  # type: ignore[no-any-return]
+    return field(default=NOWHERE, compare=False, repr=False)
 
 
 # ---------------------------------------------------------------------------------------- expressions

@@ -93,8 +93,8 @@ def shared_tile(tile: Tile, span: ir.Span) -> None:
     if swizzle_bytes(tile) == row and tile.cols > TMA_BOX:
         step = 32 // tile.dtype.itemsize
         raise errors.TileTooLarge(
-            f"a shared tile {tile.shape} {tile.dtype} is too large for TMA: its rows of {row} bytes are no multiple of 32, "
-            f"so a row must be one box, and a box has at most {TMA_BOX} elements",
+            f"a shared tile {tile.shape} {tile.dtype} is too large for TMA: its rows of {row} bytes are no multiple of "
+            f"32, so a row must be one box, and a box has at most {TMA_BOX} elements",
             span,
             f"Make the inner extent a multiple of {step}, or at most {TMA_BOX}.",
         )

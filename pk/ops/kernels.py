@@ -1,0 +1,52 @@
+"""The operators' kernels, in the tile language.  ``examples/`` shows them in plain form."""
+
+import pk
+from pk.ops.gemm import accumulate, emit, feed, gemm_pipes, put, put_add
+
+
+@pk.kernel
+def matmul(
+    a: pk.Global,  # (M, K)
+    b: pk.Global,  # (K, N)
+    c: pk.Global,  # (M, N)
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+):  # fmt: skip
+    """One rank's GEMM: c = a @ b."""
+    inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
+    for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)):
+        with pk.loader():
+            feed(inputs, a, (m,), b, n, BK)
+        with pk.consumer(warpgroups=2):
+            emit(output, accumulate(inputs, a, BM, BN, BK), BN, P)
+        with pk.storer():
+            put(output, c, (m,), n, BN, P)
+
+
+@pk.kernel
+def matmul_reduce_scatter(
+    a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
+    b: pk.Global,  # (K, N)
+    c: pk.Parallel,  # (M / world, N)  on every rank; receives the sum
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+):  # fmt: skip
+    """c[owner] = sum over ranks of a[owner] @ b.
+
+    Own tiles first: a plain store initialises c, so nothing needs zeroing, and ``begun`` lets the others add.  Rank r then visits
+    owners r+1, r+2, ...: at any time all ranks add into different owners (ParallelKittens, arXiv 2511.13940, has
+    the intra-SM form; it needs a zeroed c and a barrier).
+    """
+    inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
+    me, rows, cols = pk.rank(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    begun = pk.signals(pk.world_size(), rows, cols)  # this tile of that owner holds its first term
+    for owner, m, n in pk.tasks(pk.ranks_from(me), rows, cols):
+        with pk.loader():
+            feed(inputs, a, (owner, m), b, n, BK)
+        with pk.consumer(warpgroups=2):
+            emit(output, accumulate(inputs, a, BM, BN, BK), BN, P)
+        with pk.storer():
+            if owner == me:
+                put(output, c[me], (m,), n, BN, P)
+                pk.signal_all(begun, (me, m, n))
+            else:
+                pk.wait(begun, (owner, m, n), 1)
+                put_add(output, c[owner], (m,), n, BN, P)

@@ -1,0 +1,81 @@
+"""Run a kernel call on the simulator: the ranks' operands meet, one thread simulates all ranks, results go back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pk import env, errors
+from pk.ir.types import DTYPES
+
+if TYPE_CHECKING:
+    import torch
+
+    from pk.kernel import Call, Kernel, Program
+    from pk.runtime.group import Group
+
+
+def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
+    """Simulate one launch on all ranks of ``group`` and leave the results in the callers' tensors."""
+    _refuse(kernel, program, call, group)
+    payload = {"tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call)}
+    constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
+    result = group.meet(f"launch of {kernel.name}({constants})", payload, lambda ranks: _simulate(kernel, program, ranks))
+    for name, tensor in result.items():
+        if tensor.data_ptr() != call.tensors[name].data_ptr():  # ranks in other processes get copies back
+            call.tensors[name].copy_(tensor)
+
+
+def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+    from pk.sim.run import SimTensor, simulate
+
+    _agree(kernel, ranks)
+    args = [
+        {name: SimTensor(*_raw(tensor)) for name, tensor in rank["tensors"].items()} | rank["scalars"] for rank in ranks
+    ]
+    simulate(program.ir, args, sms=int(env.get("PK_SIM_SMS")) or None, seed=int(env.get("PK_SEED")))
+    return [rank["tensors"] for rank in ranks]
+
+
+def _raw(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """The storage of a CPU tensor as NumPy sees it, strides kept, and its pk dtype."""
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.").replace("float8_e4m3fn", "float8_e4m3")
+    dtype = DTYPES[name]
+    if dtype.name in ("float32", "int32"):
+        return tensor.detach().numpy(), dtype
+    bits = torch.int16 if dtype.bits == 16 else torch.uint8
+    array = tensor.detach().view(bits).numpy()
+    return (array.view("uint16") if dtype.bits == 16 else array), dtype
+
+
+def _shapes(program: Program, call: Call) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(call.tensors[name].shape) for name in program.remote if name in call.tensors}
+
+
+def _agree(kernel: Kernel, ranks: list[dict[str, Any]]) -> None:
+    for name in ranks[0]["shapes"]:
+        seen = [rank["shapes"].get(name) for rank in ranks]
+        if len(set(seen)) > 1:
+            listing = ", ".join(f"rank {r}: {shape}" for r, shape in enumerate(seen))
+            raise errors.RanksDisagree(
+                f"the ranks call kernel `{kernel.name}` with different shapes of `{name}`: {listing}.\n"
+                "  A Parallel tensor has one shape on all ranks."
+            )
+
+
+def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
+    """The same arguments are refused here as on a GPU, so that what runs on a laptop runs there."""
+    from pk.runtime import symm
+    from pk.runtime.tensormap import validate
+
+    for name, tensor in call.tensors.items():
+        if tensor.device.type != "cpu":
+            raise errors.ArgumentError(
+                f"`{name}` of kernel `{kernel.name}` is a {tensor.device.type.upper()} tensor, but the group is simulated.\n"
+                f"  Use `{name}.cpu()`, or run with `backend=\"cuda\"`."
+            )
+        if name in program.remote:
+            symm.lookup(tensor, group, name)
+        if name in program.tiled and tensor.numel():
+            validate(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
