@@ -1,8 +1,8 @@
 """pk's GEMM body on one rank against cuBLAS (``torch.matmul``), side by side in one run on the same random data.
 
-Burst protocol: one launch at a time, then the card rests three times as long (it is power-limited); warm-ups, then timed launches in shuffled
-rounds; the median counts.  Both are checked against float32 before and after.  A delay kernel in front keeps host time out of the
-events.
+Burst protocol: one launch at a time, then the card rests three times as long (it is power-limited); warm-ups, then
+timed launches in shuffled rounds; the median counts.  Both are checked against float32 before and after.  A delay
+kernel in front keeps host time out of the events.
 
     python benchmarks/gemm.py --out benchmarks/results/gemm.json
 """
@@ -44,7 +44,7 @@ def compare(m: int, n: int, k: int, rounds: int, repeats: int) -> dict[str, obje
     gen = torch.Generator(device="cuda").manual_seed(m + n + k)
     a = torch.randn(m, k, device="cuda", generator=gen).bfloat16()
     b = torch.randn(k, n, device="cuda", generator=gen).bfloat16()
-    ours, theirs = torch.full((m, n), float("nan"), device="cuda").bfloat16(), torch.empty(m, n, device="cuda").bfloat16()
+    ours, theirs = (torch.full((m, n), float("nan"), device="cuda").bfloat16() for _ in range(2))
     contenders = {"pk": lambda: matmul(a, b, ours), "cublas": lambda: torch.matmul(a, b, out=theirs)}
     for fn in contenders.values():
         for _ in range(15):
@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'M':>6} {'N':>6} {'K':>6} {'pk us':>9} {'cuBLAS us':>10} {'cuBLAS / pk':>12} {'TFLOP/s':>8} {'difference':>11}")
+    print("     M      N      K     pk us  cuBLAS us  cuBLAS / pk  TFLOP/s  difference")
     for m, n, k in SHAPES:
         row = compare(m, n, k, args.rounds, args.repeats)
         rows.append(row)

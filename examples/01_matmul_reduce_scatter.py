@@ -1,7 +1,7 @@
 """GEMM + reduce-scatter in one kernel: the sum over ranks of a @ b, each rank keeping its slice of rows.
 
-Every rank holds a slice of the contraction: a (M, K / world) and b (K / world, N).  A tile is computed where its operands are and added
-into the memory of the rank that owns its rows, while the next tile is being computed.
+Every rank holds a slice of the contraction: a (M, K / world) and b (K / world, N).  A tile is computed where its
+operands are and added into the memory of the rank that owns its rows, while the next tile is being computed.
 
     python examples/01_matmul_reduce_scatter.py                  4 ranks: on GPUs if there are any, else simulated
     python examples/01_matmul_reduce_scatter.py --ranks 8 --m 1024 --n 768 --k 512 --dtype float16
@@ -20,7 +20,8 @@ def matmul_reduce_scatter(
     a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
     b: pk.Global,  # (K, N)
     c: pk.Parallel,  # (M / world, N)  on every rank; receives the sum
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
 ):  # fmt: skip
     inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
     output = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
@@ -55,7 +56,7 @@ def matmul_reduce_scatter(
 
 
 def operands(rank: int, world: int, m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rank ``rank``'s slice of the contraction: a (m, k / world), b (k / world, n), on the CPU, the same on every call."""
+    """Rank ``rank``'s slice: a (m, k / world), b (k / world, n), on the CPU, the same on every call."""
     gen = torch.Generator().manual_seed(1000 + rank)
     a = torch.randn(m, k // world, generator=gen) / (k**0.5)
     b = torch.randn(k // world, n, generator=gen)
@@ -107,9 +108,9 @@ def main() -> None:
     spec = {"a": pk.spec(dtype, 3), "b": pk.spec(dtype, 2), "c": pk.spec(dtype, 2)}
     print(matmul_reduce_scatter.resources(**spec))
     print("\nNext:")
-    print("  python -m pk show examples/01_matmul_reduce_scatter.py:matmul_reduce_scatter --stage cuda   the CUDA it becomes")
-    print("  python -m pk show examples/01_matmul_reduce_scatter.py:matmul_reduce_scatter --stage ir     the typed IR")
-    print("  python -m pk doctor                                                                         what this machine can run")
+    print("  the CUDA it became     python -m pk show examples/01_matmul_reduce_scatter.py --ndim a=3 --stage cuda")
+    print("  its typed IR           python -m pk show examples/01_matmul_reduce_scatter.py --ndim a=3 --stage ir")
+    print("  what can run here      python -m pk doctor")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """pk: overlapped multi-GPU kernels as Python tile functions.
 
-Write a kernel with ``@pk.kernel`` and the tile language below, prove it right in the simulator on a laptop, run the same function on GPUs.
-``pk.ops`` holds finished operators for PyTorch.
+Write a kernel with ``@pk.kernel`` and the tile language below, prove it right in the simulator on a laptop, run the
+same function on GPUs. ``pk.ops`` holds finished operators for PyTorch.
 """
 
 from pk import errors

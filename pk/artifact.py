@@ -18,7 +18,8 @@ FieldKind = Literal["map", "maps", "context", "pointer", "pointers", "int", "flo
 class TensorMap:
     """How to encode one CUtensorMap: which tensor, and the box that one TMA operation moves.
 
-    ``box`` has one entry a dimension of the tensor, outermost first (leading 1s); ``swizzle`` is 0, 32, 64 or 128 bytes.
+    ``box`` has one entry a dimension of the tensor, outermost first (leading 1s); ``swizzle`` is 0, 32, 64 or 128
+    bytes.
     """
 
     tensor: str
@@ -39,8 +40,8 @@ class Field:
     int        4               run-time value ``key``
     float      4               run-time value ``key``
 
-    Keys of ints: ``tensor.axis`` (a dim, e.g. ``a.0``), ``tensor.stride.axis`` (elements), ``signals.offset`` (first counter of
-    that array in the arena), ``signals.axis`` (its shape), or the name of an ``int`` parameter.
+    Keys of ints: ``tensor.axis`` (a dim, e.g. ``a.0``), ``tensor.stride.axis`` (elements), ``signals.offset`` (first
+    counter of that array in the arena), ``signals.axis`` (its shape), or the name of an ``int`` parameter.
     """
 
     name: str

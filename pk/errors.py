@@ -81,7 +81,7 @@ class UnknownName(CompileError):
 
 
 class NameOutOfScope(CompileError):
-    """A name used where its value does not exist: after the loop, branch or role that made it, or in the other class."""
+    """A name used where its value does not exist: after its loop, branch or role, or in the other class."""
 
 
 class NameChangesType(CompileError):
@@ -282,7 +282,7 @@ class HangError(PkError):
 
 
 class RanksDisagree(PkError):
-    """The ranks of a group do different things at one point: other kernels, shapes or tensors.  Raised on every rank."""
+    """The ranks of a group do different things: other kernels, shapes or tensors.  Raised on every rank."""
 
 
 class PeerFailed(BackendError):

@@ -5,8 +5,8 @@ The pipeline, top to bottom::
     arguments -> Specialization -> ir.Kernel -> check -> simulate                                        (sim)
                                                       -> Source -> Binary -> Module -> launch            (cuda)
 
-A ``Kernel`` is the user's function; a ``Program`` is one specialisation of it (dtypes, numbers of dimensions, constexprs).
-Dims, ranks and ``int``/``float`` parameters are run-time values: a new shape is the same ``Program``.
+A ``Kernel`` is the user's function; a ``Program`` is one specialisation of it (dtypes, numbers of dimensions,
+constexprs). Dims, ranks and ``int``/``float`` parameters are run-time values: a new shape is the same ``Program``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Spec:
 
 
 def spec(dtype: Any, ndim: int) -> Spec:
-    """A tensor of ``dtype`` (a torch or pk dtype, or its name) with ``ndim`` dimensions, for ``source()`` and friends."""
+    """A tensor of ``dtype`` (torch's, pk's, or a name) with ``ndim`` dimensions, for ``source()`` and friends."""
     return Spec(as_dtype(dtype, "spec"), ndim)
 
 
@@ -127,8 +127,9 @@ class Program:
 class Kernel:
     """A kernel function.  Call it with tensors: ``k(a, b, c, group=None, config=None, **constexprs)``.
 
-    Parameters annotated ``pk.Global`` take tensors of this rank, ``pk.Parallel`` symmetric tensors (``pk.empty``, ``pk.symmetric``),
-    ``pk.constexpr`` Python values (also through ``config``, a dict), ``int`` and ``float`` run-time numbers.
+    Parameters annotated ``pk.Global`` take tensors of this rank, ``pk.Parallel`` symmetric tensors (``pk.empty``,
+    ``pk.symmetric``), ``pk.constexpr`` Python values (also through ``config``, a dict), ``int`` and ``float``
+    run-time numbers.
 
     Raises :class:`pk.errors.ArgumentError` for arguments that cannot work, :class:`pk.errors.CompileError` for mistakes
     in the function, :class:`pk.errors.BackendError` if the machine cannot run it, :class:`pk.errors.HangError` if an
@@ -148,6 +149,7 @@ class Kernel:
 
     # ------------------------------------------------------------------------------------------------ calling
     def __call__(self, *args: Any, group: Any = None, config: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Launch on the current stream; see the class."""
         from pk.runtime.group import current
 
         bound = self.signature.bind(args, {**(config or {}), **kwargs})

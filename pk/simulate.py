@@ -19,7 +19,8 @@ def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) ->
     _refuse(kernel, program, call, group)
     payload = {"tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call)}
     constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
-    result = group.meet(f"launch of {kernel.name}({constants})", payload, lambda ranks: _simulate(kernel, program, ranks))
+    what = f"launch of {kernel.name}({constants})"
+    result = group.meet(what, payload, lambda ranks: _simulate(kernel, program, ranks))
     for name, tensor in result.items():
         if tensor.data_ptr() != call.tensors[name].data_ptr():  # ranks in other processes get copies back
             call.tensors[name].copy_(tensor)
@@ -72,7 +73,8 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     for name, tensor in call.tensors.items():
         if tensor.device.type != "cpu":
             raise errors.ArgumentError(
-                f"`{name}` of kernel `{kernel.name}` is a {tensor.device.type.upper()} tensor, but the group is simulated.\n"
+                f"`{name}` of kernel `{kernel.name}` is a {tensor.device.type.upper()} tensor, "
+                "but the group is simulated.\n"
                 f"  Use `{name}.cpu()`, or run with `backend=\"cuda\"`."
             )
         if name in program.remote:

@@ -16,7 +16,8 @@ def matmul_reduce_scatter_ordered(
     a: pk.Global,  # (world, M / world, K)
     b: pk.Global,  # (K, N)
     c: pk.Global,  # (M / world, N)  ordinary memory
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
 ):  # fmt: skip
     """Partials go to the owner's scratch; the owner adds them to its float32 accumulator in rank order."""
     inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
@@ -56,7 +57,8 @@ def all_gather_matmul(
     x: pk.Global,  # (M / world, K)
     b: pk.Global,  # (K, N)
     c: pk.Global,  # (world, M / world, N)
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
     COMM: pk.constexpr = 8, BC: pk.constexpr = 256,
 ):  # fmt: skip
     """Communicators push row blocks to peers while compute starts on its own rows."""

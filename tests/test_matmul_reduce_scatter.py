@@ -83,7 +83,8 @@ def _ordered(rank: int, world: int, m: int, n: int, k: int) -> torch.Tensor:
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_scratch_and_register_arithmetic(world: int) -> None:
     m, n, k = 130, 264, 72
-    total = sum(a.double() @ b.double() for a, b in (operands(r, world * m, k, n, torch.bfloat16) for r in range(world)))
+    pairs = [operands(r, world * m, k, n, torch.bfloat16) for r in range(world)]
+    total = sum(a.double() @ b.double() for a, b in pairs)
     for got, want in zip(pk.spawn(_ordered, world, "sim", (world, m, n, k)), total.chunk(world), strict=True):
         assert relative_error(got, want) <= LIMIT
 

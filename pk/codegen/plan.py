@@ -4,9 +4,10 @@ sites.
 The plan is frozen and prints as one table (``str(plan)``).  ``params`` lays out the parameter block from it and
 ``emit`` writes the text; neither decides anything.
 
-Register split: a block starts with 65536 / threads registers a thread, and setmaxnreg only moves them inside that pool.  384
-threads: 168 each, moved to 232 for the consumers and 40 for the producer warpgroup, in which no role spills.  512
-threads: 128 each; 160 / 32 leaves the producers too few (28 bytes spilled), 152 / 56 does not.  256 threads: none.
+Register split: a block starts with 65536 / threads registers a thread, and setmaxnreg only moves them inside that
+pool.  384 threads: 168 each, moved to 232 for the consumers and 40 for the producer warpgroup, in which no role
+spills.  512 threads: 128 each; 160 / 32 leaves the producers too few (28 bytes spilled), 152 / 56 does not.  256
+threads: none.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ class Registers:
         kind = self.type(v.type)
         return f"accumulator<{kind.rows}, {kind.cols}>" if v.name in self.accumulators else str(kind)
 
-    def assign(self, s: ir.Assign, declare: bool, multiplied_next: bool) -> list[str]:
+    def assign(self, s: ir.Assign, declare: bool) -> list[str]:
         """The lines of ``s``, an assignment to a register tile.
 
-        ``multiplied_next``: an mma adds to it before anything reads it, so that a zero may be left to the first mma.
+        An accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over k may run no
+        time at all, and registers that are cleared on one path only make ptxas serialise the mma of some kernels (C7518).
         """
         name, is_accumulator = self._names.local(s.var.name), s.var.name in self.accumulators
         full = isinstance(s.value, ir.Call) and s.value.op == "full"
@@ -44,9 +45,7 @@ class Registers:
         if not full:
             return [*lines, f"{name} = {self(s.value)};"]
         assert isinstance(s.value, ir.Call)  # in place: no second tile of registers
-        value = s.value.attr("value")
-        zero = value == 0 and is_accumulator and multiplied_next
-        return [*lines, f"zero({name});" if zero else f"fill({name}, {self._number(value)});"]
+        return [*lines, f"fill({name}, {self._number(s.value.attr('value'))});"]
 
     def __call__(self, e: ir.Operand, above: int = 0) -> str:
         """The text of ``e``, a tile or a scalar that meets one; in parentheses where ``above`` binds tighter."""

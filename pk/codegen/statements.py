@@ -101,7 +101,7 @@ class Statements:
         self._lines.source(s.span)
         new = s.var.name not in scope
         if isinstance(s.var.type, Tile):
-            for line in self._registers.assign(s, new, _multiplied_first(s.var.name, rest)):
+            for line in self._registers.assign(s, new):
                 self._lines.add(line)
         else:
             changes = any(isinstance(t, ir.Assign) and t.var.name == s.var.name for t in split.statements(rest))
@@ -292,14 +292,6 @@ def _only_multiplies(block: ir.Block) -> bool:
         elif not (isinstance(s, ir.Assign) and not isinstance(s.var.type, Tile)):
             return False
     return True
-
-
-def _multiplied_first(name: str, rest: ir.Block) -> bool:
-    """Whether the first thing done with tile ``name`` in ``rest`` is a loop or stage of nothing but mma into it."""
-    for s in rest:
-        if any(name in split.used(t) for t in split.statements((s,))):
-            return isinstance(s, ir.For | ir.Stage) and _only_multiplies((s,))
-    return False
 
 
 def _bindings(s: ir.Tasks) -> ir.Block:

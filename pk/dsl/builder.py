@@ -10,6 +10,7 @@ from pk import errors
 from pk.dsl.values import PipelineValue, ScratchValue, SignalsValue
 from pk.ir import index, rules
 from pk.ir import nodes as ir
+from pk.ir.split import walk
 
 Where = Literal["prologue", "compute", "communicator"]
 
@@ -164,10 +165,13 @@ class Builder:
     def closed(self, e: ir.Expr, what: str, span: ir.Span) -> ir.Expr:
         """``e`` in terms of what the host knows.  Raises NotConstant if it depends on anything else."""
         closed = index.substitute(e, self.definitions)
-        found = {v.name for v in _variables(closed)}
+        found = [e for e in walk((closed,)) if isinstance(e, ir.Var | ir.Rank)]
         if found:
+            which = (
+                f"`{found[0].name}`, which is computed in the kernel" if isinstance(found[0], ir.Var) else "pk.rank()"
+            )
             raise errors.NotConstant(
-                f"{what} depends on `{min(found)}`, which is computed in the kernel",
+                f"{what} depends on {which}",
                 span,
                 "Use tensor dims, pk.world_size(), parameters and constants.",
             )
@@ -195,9 +199,3 @@ class Builder:
             name, tuple(self.tensors), tuple(self.scalars), tuple(self.signals), tuple(self.scratch), pipelines,
             tuple(self.prologue), tuple(self.compute), self.communicator, constants, span,
         )  # fmt: skip
-
-
-def _variables(e: ir.Expr) -> Iterator[ir.Var]:
-    from pk.ir.split import walk
-
-    return (v for v in walk((e,)) if isinstance(v, ir.Var))

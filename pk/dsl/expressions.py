@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from pk import errors
-from pk.dsl import calls
+from pk.dsl import calls, language
 from pk.dsl.arguments import integer
 from pk.dsl.scope import Scope
 from pk.dsl.values import (
@@ -378,6 +378,8 @@ class Expressions(Scope):
     # ------------------------------------------------------------------------------------------------ calls
     def _eval_call(self, node: ast.Call) -> Any:
         fn = self.eval(node.func)
+        if fn is language.mma and node.args and isinstance(node.args[0], ast.Name):
+            self.accumulate_into(node.args[0].id, self.span(node))
         args = self.arguments(node.args)
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:

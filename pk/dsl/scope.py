@@ -22,6 +22,7 @@ from pk.dsl.values import (
     TensorValue,
     describe,
     is_expr,
+    is_tile,
 )
 from pk.ir import nodes as ir
 from pk.ir.index import lift, scalar_type
@@ -90,7 +91,32 @@ class Scope:
         elif is_expr(value):
             self._create(name, value, span)
         else:
-            self.bind(name, value, span)
+            self.bind(name, self._settled(name, value, span), span)
+
+    def _settled(self, name: str, value: Any, span: ir.Span) -> Any:
+        """A tuple as it is bound: its tiles are computed here and now, and what a helper made for it stays its own."""
+        if isinstance(value, tuple):
+            return tuple(self._settled(name, v, span) for v in value)
+        if isinstance(value, ir.Var):
+            self.fresh.discard(value.name)
+        elif is_tile(value):
+            return self.temporary(name, value, span)
+        return value
+
+    def temporary(self, base: str, value: ir.Expr, span: ir.Span) -> ir.Var:
+        """A variable of our own, holding ``value`` as it is now."""
+        var = ir.Var(self.b.unique(base), value.type, span)
+        self.b.emit(ir.Assign(var, value, span))
+        return var
+
+    def accumulate_into(self, name: str, span: ir.Span) -> None:
+        """Before an ``mma`` into ``name``: a tile that belongs to somebody else (a helper's argument) is copied."""
+        found = self.frame.names.get(name)
+        if found is None or not isinstance(found.value, ir.Var) or not is_tile(found.value):
+            return
+        if found.owner != self.b.owner and found.value.name not in self.fresh:
+            self.bind(name, self.temporary(name, found.value, span), span, self.b.owner)
+        self._refuse_stale(name, found.value, span)
 
     def bind(self, name: str, value: Any, span: ir.Span, owner: str | None = None) -> None:
         """Let ``name`` stand for ``value`` without storing anything."""
@@ -155,6 +181,28 @@ class Scope:
                 )
 
     # ------------------------------------------------------------------------------------------- regions
+    def assigned(self, stmts: Iterable[ast.stmt]) -> dict[str, ast.AST]:
+        """Names that statements assign or accumulate into (``pk.mma``), loop and ``with`` names not counted."""
+        found: dict[str, ast.AST] = {}
+        for node in (n for top in stmts for n in ast.walk(top)):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = node.targets
+            elif isinstance(node, ast.AugAssign):
+                targets = [node.target]
+            elif isinstance(node, ast.Call) and node.args and self.is_mma(node.func):
+                targets = node.args[:1]
+            for leaf in (n for target in targets for n in ast.walk(target)):
+                if isinstance(leaf, ast.Name):
+                    found.setdefault(leaf.id, leaf)
+        return found
+
+    def is_mma(self, fn: ast.expr) -> bool:
+        """Whether an expression names ``pk.mma``, whatever the user calls it."""
+        if isinstance(fn, ast.Attribute) and isinstance(fn.value, ast.Name):
+            return getattr(self.frame.source.outside(fn.value.id), fn.attr, None) is language.mma
+        return isinstance(fn, ast.Name) and self.frame.source.outside(fn.id) is language.mma
+
     def materialise(self, names: dict[str, ast.AST]) -> None:
         """Before a run-time loop or branch: names assigned in it become variables of this role."""
         for name, node in names.items():
@@ -172,12 +220,17 @@ class Scope:
             self.b.emit(ir.Assign(var, lift(found.value, found.span), found.span))
             self.bind(name, var, found.span, self.b.owner)
 
-    def leave(self, before: dict[str, Binding], why: str, loop_names: Iterable[str] = ()) -> None:
-        """After a region: forget the names first bound in it, restore the others."""
+    def leave(
+        self, before: dict[str, Binding], why: str, loop_names: Iterable[str] = (), *, ended: bool = True
+    ) -> None:
+        """After a region: forget the names first bound in it, restore the others.
+
+        ``ended``: it was a block of its own, so that its variables may be used again.
+        """
         for name, binding in self.frame.names.items():
             if name not in before or name in loop_names:
                 self.frame.gone[name] = Gone(why.format(name=name), binding.span)
-            if binding.owner is not None and before.get(name) is not binding:
+            if ended and binding.owner is not None and before.get(name) is not binding:
                 pool = self._pool(name, binding.value.type, binding.where, binding.owner)
                 self._free.setdefault(pool, []).append(binding.value.name)
         self.frame.names = {n: b for n, b in before.items() if n not in loop_names}
@@ -200,26 +253,3 @@ def _mentions(value: Any, name: str) -> bool:
 
 def _kind(t: Type) -> str:
     return f"a register tile {t.shape} {t.dtype}" if isinstance(t, Tile) else f"a scalar {t}"
-
-
-def assigned(stmts: Iterable[ast.stmt]) -> dict[str, ast.AST]:
-    """Names that statements assign or accumulate into (``pk.mma``), loop and ``with`` names not counted."""
-    found: dict[str, ast.AST] = {}
-    for top in stmts:
-        for node in ast.walk(top):
-            targets: list[ast.expr] = []
-            if isinstance(node, ast.Assign):
-                targets = node.targets
-            elif isinstance(node, ast.AugAssign):
-                targets = [node.target]
-            elif (
-                isinstance(node, ast.Call)
-                and node.args
-                and getattr(node.func, "attr", getattr(node.func, "id", "")) == "mma"
-            ):
-                targets = [node.args[0]]
-            for target in targets:
-                for leaf in ast.walk(target):
-                    if isinstance(leaf, ast.Name):
-                        found.setdefault(leaf.id, leaf)
-    return found

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from pk import errors
 from pk.dsl.arguments import integer
 from pk.dsl.expressions import Expressions, _words
-from pk.dsl.scope import Frame, assigned
+from pk.dsl.scope import Frame
 from pk.dsl.source import Source
 from pk.dsl.values import (
     CommunicatorValue,
@@ -143,12 +143,6 @@ class Reader(Expressions):
         found = self.frame.names[name]
         return found.owner is not None and found.owner == self.b.owner and isinstance(found.value, ir.Var)
 
-    def temporary(self, base: str, value: ir.Expr, span: ir.Span) -> ir.Var:
-        """A variable of our own, holding ``value`` as it is now."""
-        var = ir.Var(self.b.unique(base), value.type, span)
-        self.b.emit(ir.Assign(var, value, span))
-        return var
-
     # ----------------------------------------------------------------------------------------- branches
     def _if(self, stmt: ast.If, rest: list[ast.stmt]) -> tuple[Flow, bool]:
         """An ``if``, with the rest of the block where a branch ends in ``continue``: (flow, rest was read)."""
@@ -166,7 +160,7 @@ class Reader(Expressions):
             then = then[:-1] if isinstance(then[-1], ast.Continue) else [*then, *rest]
             orelse = orelse[:-1] if orelse and isinstance(orelse[-1], ast.Continue) else [*orelse, *rest]
         self.b.begin()
-        self.materialise(assigned([*then, *orelse]))
+        self.materialise(self.assigned([*then, *orelse]))
         with self._tail(self.tail and (done or not rest)):
             blocks = [self._branch(part, stmt) for part in (then, orelse)]
         if blocks[0] or blocks[1]:
@@ -250,7 +244,7 @@ class Reader(Expressions):
                 raise self.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
         names = _target_names(stmt.target)
         after = self.frame.names
-        self.leave({n: after[n] for n in before if n in after}, _GONE_LOOP, names)
+        self.leave({n: after[n] for n in before if n in after}, _GONE_LOOP, names, ended=False)
         return None
 
     def _assign_loop_names(self, target: ast.expr, value: Any) -> None:
@@ -271,7 +265,7 @@ class Reader(Expressions):
         name = stmt.target.id
         span = self.span(stmt)
         derived = value(ir.Var("", INT)) != ir.Var("", INT)
-        self.materialise(_without(assigned(stmt.body), {name}))
+        self.materialise(_without(self.assigned(stmt.body), {name}))
         before = dict(self.frame.names)
         base = "i" if name == "_" else f"{name}_i" if derived else name
         with self.b.loop_name(base) as counter:
@@ -307,7 +301,7 @@ class Reader(Expressions):
                 "Give one name for each extent.",
             )  # fmt: skip
         names = [cast(ast.Name, t).id for t in targets]
-        self.materialise(_without(assigned(stmt.body), set(names)))
+        self.materialise(_without(self.assigned(stmt.body), set(names)))
         before = dict(self.frame.names)
         variables, bindings = [], []
         for name, extent in zip(names, over.extents, strict=True):

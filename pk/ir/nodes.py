@@ -5,7 +5,7 @@
     statement
             = var := expr                                   Assign
             | for var in start..stop: block                 For      (kept; static loops are unrolled before)
-            | for vars in tasks(extents): block             Tasks    (persistent, dealt round-robin to the blocks of the class)
+            | for vars in tasks(extents): block             Tasks    (persistent, dealt to the blocks in turn)
             | if cond: block else: block                    If
             | with role: block                              Role
             | with pipeline.fill()/drain(): block           Stage
@@ -55,6 +55,8 @@ def _span() -> Span:
 # ---------------------------------------------------------------------------------------- expressions
 @dataclass(frozen=True, slots=True)
 class Const:
+    """A literal."""
+
     value: int | float | bool
     type: Scalar
     span: Span = _span()
@@ -90,12 +92,16 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
+    """Number of this rank, 0 <= rank < world."""
+
     type: Scalar = INT
     span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """Number of ranks."""
+
     type: Scalar = INT
     span: Span = _span()
 
@@ -148,6 +154,7 @@ class Call:
     span: Span = _span()
 
     def attr(self, name: str) -> object:
+        """The attribute called ``name``."""
         return dict(self.attrs)[name]
 
 
@@ -182,6 +189,7 @@ class Shared:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape as the op sees it."""
         return self.type.shape[::-1] if self.transposed else self.type.shape
 
 
@@ -201,6 +209,8 @@ Operand = Expr | Memory | Shared | Signal
 # ------------------------------------------------------------------------------------------ statements
 @dataclass(frozen=True, slots=True)
 class Assign:
+    """``var = value``."""
+
     var: Var
     value: Expr
     span: Span = _span()
@@ -232,6 +242,8 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class If:
+    """A branch on a run-time scalar."""
+
     cond: Expr
     then: Block
     orelse: Block = ()
@@ -271,11 +283,14 @@ class Do:
     span: Span = _span()
 
     def attr(self, name: str) -> object:
+        """The attribute called ``name``."""
         return dict(self.attrs)[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Assert:
+    """A condition that the launch gives up without; ``text`` is the user's."""
+
     cond: Expr
     text: str
     span: Span = _span()
@@ -327,6 +342,7 @@ class Pipeline:
     span: Span = _span()
 
     def tile(self, field_name: str) -> Tile:
+        """The tile called ``field_name``."""
         return dict(self.tiles)[field_name]
 
 
@@ -367,6 +383,7 @@ class Kernel:
         raise KeyError(name)
 
     def pipeline(self, name: str) -> Pipeline:
+        """The pipeline called ``name``."""
         return next(p for p in self.pipelines if p.name == name)
 
 

@@ -3,7 +3,8 @@
 Two more tables have exactly these keys, and ``tests/test_op_table.py`` holds them together:
 ``pk.sim.ops.MEANING`` (one function a row: what the op does to arrays; that is the definition) and the
 macros of ``pk/codegen/templates/ops/*.j2`` (the CUDA it becomes).  To add an operation: one row here,
-one function there, one macro, one conformance test, and the documented function of ``pk.dsl.language`` that the user calls.
+one function there, one macro, one conformance test, and the documented function of ``pk.dsl.language`` that the user
+calls.
 
 Operand kinds: ``shared`` a shared tile, ``register`` a register-tile expression, ``memory`` a window of a
 tensor, ``signal`` one counter, ``scalar`` a scalar expression.

@@ -1,7 +1,7 @@
 """The order in which ``pk.tasks`` walks its coordinates: part of the language's meaning.
 
-Earlier extents are outermost.  The last two are walked in groups of ``group`` rows, column by column inside a group (so that
-the blocks running at one time share rows of A and columns of B in L2); ``group=1`` is row-major.
+Earlier extents are outermost.  The last two are walked in groups of ``group`` rows, column by column inside a group
+(so that the blocks running at one time share rows of A and columns of B in L2); ``group=1`` is row-major.
 """
 
 from __future__ import annotations

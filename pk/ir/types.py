@@ -64,14 +64,17 @@ class Tile:
 
     @property
     def rows(self) -> int:
+        """Extent of the second to last dimension."""
         return self.shape[-2] if len(self.shape) > 1 else 1
 
     @property
     def cols(self) -> int:
+        """Extent of the last dimension."""
         return self.shape[-1]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements."""
         n = self.dtype.itemsize
         for extent in self.shape:
             n *= extent

@@ -1,7 +1,7 @@
 """The four halves of a GEMM, expanded in place by the operators' kernels: pipelines, loader, consumer, storer.
 
-The schedule is the Hopper default: two consumer warpgroups share a 128-row tile, 128-byte rows of K, as many stages as fit, and
-an epilogue in column pieces (little shared memory, early stores).
+The schedule is the Hopper default: two consumer warpgroups share a 128-row tile, 128-byte rows of K, as many stages
+as fit, and an epilogue in column pieces (little shared memory, early stores).
 """
 
 import pk

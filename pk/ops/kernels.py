@@ -9,7 +9,8 @@ def matmul(
     a: pk.Global,  # (M, K)
     b: pk.Global,  # (K, N)
     c: pk.Global,  # (M, N)
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
 ):  # fmt: skip
     """One rank's GEMM: c = a @ b."""
     inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
@@ -27,13 +28,14 @@ def matmul_reduce_scatter(
     a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
     b: pk.Global,  # (K, N)
     c: pk.Parallel,  # (M / world, N)  on every rank; receives the sum
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
 ):  # fmt: skip
     """c[owner] = sum over ranks of a[owner] @ b.
 
-    Own tiles first: a plain store initialises c, so nothing needs zeroing, and ``begun`` lets the others add.  Rank r then visits
-    owners r+1, r+2, ...: at any time all ranks add into different owners (ParallelKittens, arXiv 2511.13940, has
-    the intra-SM form; it needs a zeroed c and a barrier).
+    Own tiles first: a plain store initialises c, so nothing needs zeroing, and ``begun`` lets the others add.  Rank r
+    then visits owners r+1, r+2, ...: at any time all ranks add into different owners (ParallelKittens, arXiv
+    2511.13940, has the intra-SM form; it needs a zeroed c and a barrier).
     """
     inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
     me, rows, cols = pk.rank(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)

@@ -15,12 +15,13 @@ from pk.runtime.group import current
 def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: Any = None) -> torch.Tensor:
     """This rank's rows of the sum over ranks of ``a @ b``.
 
-    a (M, K/world) and b (K/world, N) are this rank's slice of the contraction, bfloat16 or float16, rows contiguous; M is a multiple
-    of the world size, K/world and N multiples of 8.  Returns (M/world, N), ordinary memory, the dtype of ``a``; accumulation
-    within a rank is float32, the sum over ranks is rounded to the dtype at every addition.
+    a (M, K/world) and b (K/world, N) are this rank's slice of the contraction, bfloat16 or float16, rows contiguous;
+    M is a multiple of the world size, K/world and N multiples of 8.  Returns (M/world, N), ordinary memory, the dtype
+    of ``a``; accumulation within a rank is float32, the sum over ranks is rounded to the dtype at every addition.
 
-    The call is collective: all ranks of ``group`` (a ``torch.distributed`` process group, or None for the current one) make it, with the
-    same shapes.  Raises :class:`pk.errors.ArgumentError` for shapes and dtypes that cannot work.
+    The call is collective: all ranks of ``group`` (a ``torch.distributed`` process group, or None for the current
+    one) make it, with the same shapes.  Raises :class:`pk.errors.ArgumentError` for shapes and dtypes that cannot
+    work.
     """
     owner = current(group)
     world = owner.world_size
@@ -36,16 +37,18 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: Any = None) -
 def _check(a: torch.Tensor, b: torch.Tensor, world: int) -> None:
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim != 2:
-            raise ArgumentError(f"`{name}` has shape {tuple(tensor.shape)}, and must be a matrix.\n  Pass a 2-D tensor.")
+            raise ArgumentError(f"`{name}` has shape {tuple(tensor.shape)}, not 2 dimensions.\n  Pass a matrix.")
         if tensor.dtype not in (torch.bfloat16, torch.float16):
             raise ArgumentError(
-                f"`{name}` is {tensor.dtype}, and must be torch.bfloat16 or torch.float16.\n  Cast it with `{name}.bfloat16()`."
+                f"`{name}` is {tensor.dtype}, and must be torch.bfloat16 or torch.float16.\n"
+                f"  Cast it with `{name}.bfloat16()`."
             )
     if a.dtype != b.dtype:
-        raise ArgumentError(f"`a` is {a.dtype} and `b` is {b.dtype}.\n  Cast one of them: both must have the same dtype.")
+        raise ArgumentError(f"`a` is {a.dtype} and `b` is {b.dtype}.\n  Cast one: both must have the same dtype.")
     if a.shape[1] != b.shape[0]:
         raise ArgumentError(
-            f"`a` is {tuple(a.shape)} and `b` is {tuple(b.shape)}: the inner extents {a.shape[1]} and {b.shape[0]} differ.\n"
+            f"`a` is {tuple(a.shape)} and `b` is {tuple(b.shape)}: "
+            f"the inner extents {a.shape[1]} and {b.shape[0]} differ.\n"
             "  a is (M, K / world) and b is (K / world, N)."
         )
     if a.shape[0] % world:

@@ -1,7 +1,7 @@
 """Symmetric memory that operators reuse: one buffer a group and operator, grown when a call needs more.
 
-Reuse is safe without a barrier: a launch does not end on a rank's stream before every peer has finished with its memory, and the next
-launch touches no peer before that peer's stream has reached it.
+Reuse is safe without a barrier: a launch does not end on a rank's stream before every peer has finished with its
+memory, and the next launch touches no peer before that peer's stream has reached it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def symmetric_workspace(group: Group, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A symmetric tensor of ``shape`` for operator ``name``, the same memory on every call.  Collective when it grows."""
+    """A symmetric tensor of ``shape`` for operator ``name``, the same memory on every call.  Collective if it grows."""
     needed = math.prod(shape) * dtype.itemsize
     buffers: dict[str, torch.Tensor] = group.workspaces
     if name not in buffers or buffers[name].numel() < needed:

@@ -43,9 +43,10 @@ def spawn(
 ) -> list[Any]:
     """Run ``fn(rank, *args)`` on ``world_size`` ranks and return every rank's value, in rank order.
 
-    ``backend``: ``"sim"`` threads of this process on the CPU; ``"cuda"`` a GPU per rank (processes) if there are enough, else ranks
-    sharing a GPU (threads); None: ``"cuda"`` if there is a Hopper-class GPU, else ``"sim"``.  An exception on one rank ends all of them
-    and is raised here as :class:`pk.errors.RankError` with that rank's traceback.
+    ``backend``: ``"sim"`` threads of this process on the CPU; ``"cuda"`` a GPU per rank (processes) if there are
+    enough, else ranks sharing a GPU (threads); None: ``"cuda"`` if there is a Hopper-class GPU, else ``"sim"``.  An
+    exception on one rank ends all of them and is raised here as :class:`pk.errors.RankError` with that rank's
+    traceback.
     """
     from pk.runtime.spawn import spawn as run
 

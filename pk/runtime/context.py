@@ -8,6 +8,7 @@ The header and the counters are one symmetric segment (layout: ``pk/include/pk/c
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -223,7 +224,8 @@ class Context:
         """Tell the other processes that this rank does not launch what they may already have launched."""
         if self.group.link is not None:
             told = (self.group.rank, f"{type(error).__name__}: {error}")
-            self.group.link.note(f"refused/{self.incarnation}/{self.attempts}", pickle.dumps(told))
+            with contextlib.suppress(Exception):  # without a store there is nobody to tell, and `error` is what matters
+                self.group.link.note(f"refused/{self.incarnation}/{self.attempts}", pickle.dumps(told))
 
     def refusal(self) -> tuple[int, str] | None:
         """The rank that refused the launch which this rank has begun, and its error."""

@@ -283,9 +283,9 @@ def _co_resident(launches: list[tuple[Group, Prepared]]) -> None:
         sms = here[0][0].driver.sms(device)
         if blocks > per_sm * sms:
             raise BackendError(
-                f"kernel `{here[0][1].name}`: {len(here)} ranks share GPU {device} and launch {blocks} blocks together, "
-                f"but only {per_sm * sms} fit ({per_sm} on each of {sms} SMs), so they would wait for each other for "
-                "ever.\n"
+                f"kernel `{here[0][1].name}`: {len(here)} ranks share GPU {device} and launch {blocks} blocks "
+                f"together, but only {per_sm * sms} fit ({per_sm} on each of {sms} SMs), so they would wait "
+                "for each other for ever.\n"
                 "  Use fewer ranks on this GPU, or smaller tiles or fewer stages."
             )
 

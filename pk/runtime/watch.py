@@ -83,10 +83,12 @@ def _run() -> None:
 
 def look(context: Context, said: Said) -> None:
     """Print the cause of a hang that has not been reported in the context's present incarnation."""
-    if said.get(context) == context.incarnation:
-        return
-    causes = [f for f in context.findings() if f.reason != records.TOLD]
-    if causes:
+    found = context.findings()
+    guard = _guards.get(context)
+    if found and guard is not None:
+        guard.acknowledge()
+    causes = [f for f in found if f.reason != records.TOLD]
+    if causes and said.get(context) != context.incarnation:
         print(f"pk: {records.headline(causes[0])}; see HangError", file=sys.stderr, flush=True)
         _report_once(context, said)
 

@@ -82,6 +82,15 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
                 x = acc[:, j * 8 : (j + 1) * 8]
         """),
     "run_time_signals": (errors.NotConstant, "for m in pk.range(3):\n    pass\nn = c.rows + 1\nx = pk.signals(n)"),
+    "signals_of_rank": (errors.NotConstant, "x = pk.signals(pk.rank() + 1)"),
+    "stale_tile": (errors.NameChangesType, """
+        p = pk.pipeline(2, x=pk.shared((64, 64), a.dtype))
+        with pk.consumer():
+            acc = pk.zeros((64, 64))
+            t = (acc, 0)
+            with p.drain() as s:
+                pk.mma(acc, s.x, s.x)
+        """),
     "declaration_in_loop": (errors.WrongDeclaration, "for m in pk.range(3):\n    s = pk.signals(3)"),
     "folded_assert": (errors.WrongOperand, 'assert BM % 96 == 0, "BM must be a multiple of 96"'),
     "unpacking": (errors.WrongOperand, "x, y = (1, 2, 3)"),

@@ -325,6 +325,54 @@ def test_register_tiles() -> None:
     )
 
 
+def test_helpers_get_tiles_by_value() -> None:
+    """A helper that accumulates into its argument works on a copy; what it returns needs no second one."""
+    made = body(
+        """
+        from pk import mma as multiply
+
+        @pk.function
+        def step(acc, p, n):
+            for i in pk.range(n):
+                with p.drain() as s:
+                    multiply(acc, s.x, s.x)
+            return acc
+
+        @pk.kernel
+        def k(a: pk.Global, n: int):
+            p = pk.pipeline(2, x=pk.shared((64, 64), a.dtype))
+            with pk.loader():
+                for i in pk.range(n * 2):
+                    with p.fill() as s:
+                        pk.load_async(s.x, a, (0, 0))
+            with pk.consumer():
+                acc = pk.zeros((64, 64))
+                pair = (acc * 2, 1)
+                other = step(acc, p, n)
+                last = step(step(pk.zeros((64, 64)), p, n), p, 0)
+                sum = other + last + acc + pair[0]
+        """
+    )
+    assert dedent(made[made.index("  acc") :]) == dedent(
+        """
+          acc: register[64x64 float32] = full(value=0.0)
+          pair: register[64x64 float32] = acc * 2.0
+          acc_1: register[64x64 float32] = acc
+          for i_1 in range(0, n):
+            with p.drain():
+              mma(acc_1, p.x, p.x)
+          acc_2: register[64x64 float32] = full(value=0.0)
+          for i_1 in range(0, n):
+            with p.drain():
+              mma(acc_2, p.x, p.x)
+          for i_1 in range(0, 0):
+            with p.drain():
+              mma(acc_2, p.x, p.x)
+          sum: register[64x64 float32] = acc_1 + acc_2 + acc + pair
+        """
+    ).removeprefix("\n")
+
+
 def test_an_absent_tensor_folds_to_none() -> None:
     same(
         """

@@ -292,8 +292,8 @@ def test_sum_of_blocks_is_checked() -> None:
 
     for error in error_of(run).values():
         assert str(error) == (
-            "kernel `gather`: 2 ranks share GPU 0 and launch 264 blocks together, but only 132 fit (1 on each of 132 SMs), "
-            "so they would wait for each other for ever.\n"
+            "kernel `gather`: 2 ranks share GPU 0 and launch 264 blocks together, but only 132 fit (1 on each of 132 "
+            "SMs), so they would wait for each other for ever.\n"
             "  Use fewer ranks on this GPU, or smaller tiles or fewer stages."
         )
 

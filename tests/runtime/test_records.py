@@ -220,7 +220,7 @@ def test_a_late_rank_does_not_hold_up_the_first_launch(tmp_path: Path, monkeypat
 
 
 def test_a_process_whose_peer_does_not_launch_is_stopped(tmp_path: Path) -> None:
-    """One rank passes a private tensor and goes on after the error; the other's kernel must not wait for ten minutes."""
+    """One rank passes a private tensor and goes on after the error; the other's kernel must not wait for minutes."""
 
     def run(group: Group) -> str:
         c = symm.empty((64, 128), torch.bfloat16, group)

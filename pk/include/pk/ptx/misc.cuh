@@ -4,7 +4,8 @@
 
 #define PK_DEVICE __device__ __forceinline__
 
-/// offsetof as a constant.  NVRTC 13.0 has neither <stddef.h> nor `__builtin_offsetof`; every NVRTC has this intrinsic of its front end.
+/// offsetof as a constant.  NVRTC 13.0 has neither <stddef.h> nor `__builtin_offsetof`; every NVRTC has this intrinsic
+/// of its front end.
 #define PK_OFFSETOF(type, member) __INTADDR__(&(((type*)0)->member))
 
 namespace pk {
