@@ -178,9 +178,27 @@ class Kernel:
         return Call(tensors, scalars), self._program({**bound, **tensors})
 
     def _launch(self, program: Program, call: Call, group: Group) -> None:
-        from pk.runtime.launch import launch
-        from pk.runtime.module import load
+        from pk.runtime import launch, module
 
+        try:
+            self._refuse(call, group)
+            loaded = module.load(program.binary, program.source.entry)
+        except errors.PkError as error:
+            launch.refuse(group, self.name, error)  # the other ranks must not wait for this launch
+        values = program.environment(call, group)
+        counters, scratch = program.counters(values), program.scratch(values)
+        launch.launch(
+            group,
+            program.source,
+            loaded,
+            call.tensors,
+            call.scalars,
+            counters,
+            {name: (shape, torch_dtype(dtype)) for name, (shape, dtype) in scratch.items()},
+            self._identity(program, call, counters, scratch),
+        )
+
+    def _refuse(self, call: Call, group: Group) -> None:
         for name, tensor in call.tensors.items():
             if tensor.device.type != "cuda":
                 raise errors.ArgumentError(
@@ -188,22 +206,20 @@ class Kernel:
                     f"{tuple(tensor.shape)}, but the group runs on GPU {group.device}.\n"
                     f"  Move it with `{name}.to(pk.device())`, or simulate with `pk.spawn(..., backend=\"sim\")`."
                 )
-        values = program.environment(call, group)
-        scratch = {name: (shape, torch_dtype(dtype)) for name, (shape, dtype) in program.scratch(values).items()}
-        module = load(program.binary, program.source.entry)
-        identity = self._identity(program, call, group)
-        launch(group, program.source, module, call.tensors, call.scalars, program.counters(values), scratch, identity)
 
-    def _identity(self, program: Program, call: Call, group: Group) -> str:
+    def _identity(
+        self,
+        program: Program,
+        call: Call,
+        counters: dict[str, tuple[int, ...]],
+        scratch: dict[str, tuple[tuple[int, ...], DType]],
+    ) -> str:
         """What all ranks must agree on: the program and the shapes of everything that peers address."""
-        shapes = ", ".join(
-            f"{name} {tuple(t.shape)}" for name, t in call.tensors.items() if name in program.remote
-        )
-        values = program.environment(call, group)
-        counters = ", ".join(f"{name} {shape}" for name, shape in program.counters(values).items())
-        scratch = ", ".join(f"{name} {shape}" for name, (shape, _) in program.scratch(values).items())
+        symmetric = ", ".join(f"{name} {tuple(call.tensors[name].shape)}" for name in program.remote)
+        signals = ", ".join(f"{name} {shape}" for name, shape in counters.items())
+        buffers = ", ".join(f"{name} {shape}" for name, (shape, _) in scratch.items())
         constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
-        return f"{self.name}({constants}) symmetric: {shapes}; signals: {counters}; scratch: {scratch}"
+        return f"{self.name}({constants}) symmetric: {symmetric}; signals: {signals}; scratch: {buffers}"
 
     # --------------------------------------------------------------------------------------------- specialising
     def _program(self, values: dict[str, Any]) -> Program:

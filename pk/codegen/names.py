@@ -29,7 +29,6 @@ class Names:
 
     def __init__(self, words: dict[str, str] | None = None) -> None:
         """``words``: what to call some of the user's names."""
-        self._reserved = KEYWORDS | RESERVED
         self._words = words or {}
         self._locals: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
@@ -38,12 +37,13 @@ class Names:
     def local(self, name: str, kind: str = "", word: str = "") -> str:
         """The C++ variable for the user's ``name``, always the same one; names of another ``kind`` are other names.
 
-        It is ``word``, by default the name itself, or that with underscores behind it if it is taken.
+        It is the name itself, or ``word`` of the emitted text, with underscores behind it if it is taken.
         """
         key = (kind, name)
         if key not in self._locals:
+            taken = self._taken | KEYWORDS if word else self._taken | KEYWORDS | RESERVED
             word = _word(word or self._words.get(name, name))
-            while (not kind and word in self._reserved) or word in self._taken or word in KEYWORDS:
+            while word in taken:
                 word += "_"
             self._locals[key] = word
             self._taken.add(word)
@@ -61,7 +61,7 @@ class Names:
 def shared_member(name: str) -> str:
     """Member of the shared-memory map, or of a stage, for the user's pipeline or tile ``name``."""
     word = _word(name)
-    return f"{word}_" if word in KEYWORDS or word == "launch" else word
+    return f"user_{word}" if word in KEYWORDS or word == "launch" else word
 
 
 def _word(name: str) -> str:

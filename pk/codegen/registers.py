@@ -34,8 +34,9 @@ class Registers:
     def assign(self, s: ir.Assign, declare: bool) -> list[str]:
         """The lines of ``s``, an assignment to a register tile.
 
-        An accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over k may run no
-        time at all, and registers that are cleared on one path only make ptxas serialise the mma of some kernels (C7518).
+        An accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over k may
+        run no time at all, and registers that are cleared on one path only make ptxas serialise the mma of some
+        kernels (C7518).
         """
         name, is_accumulator = self._names.local(s.var.name), s.var.name in self.accumulators
         full = isinstance(s.value, ir.Call) and s.value.op == "full"

@@ -195,8 +195,11 @@ class Statements:
         named = re.search(rf"{s.mode}\(\)\s+as\s+([A-Za-z_]\w*)", s.span.text)
         stage = self._names.local(named.group(1) if named else s.pipeline, "stage")
         full = "full"
-        if any(h.stage == stage or h.full == full for h in self._operand.held.values()):
-            stage, full = (self._names.local(f"{s.pipeline}_{what}", "stage") for what in ("stage", "full"))
+        outer = self._operand.held.values()
+        if any(h.stage == stage for h in outer):
+            stage = self._names.local(f"{s.pipeline}_stage", "stage")
+        if outer:
+            full = self._names.local(f"{s.pipeline}_full", "stage")
         self._operand.held[s.pipeline] = Held(stage, full)
         return self._operand.held[s.pipeline]
 

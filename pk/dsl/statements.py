@@ -27,7 +27,7 @@ from pk.dsl.values import (
 )
 from pk.ir import index
 from pk.ir import nodes as ir
-from pk.ir.split import walk
+from pk.ir.split import statements, walk
 from pk.ir.types import INT
 
 Flow = Literal["continue", "return"] | None
@@ -272,8 +272,15 @@ class Reader(Expressions):
             var = ir.Var(counter, INT, self.span(stmt.target))
             with self.b.nested() as block:
                 self._loop_body(stmt, [(name, value(var))])
-            self.b.emit(ir.For(var, start, stop, tuple(block), span))
+            self.b.emit(ir.For(var, start, self._fixed(stop, block), tuple(block), span))
         self.leave(before, _GONE_LOOP, {name})
+
+    def _fixed(self, stop: ir.Expr, body: list[ir.Statement]) -> ir.Expr:
+        """The end of a loop, as it is before the first turn: a copy if the body changes what it is made of."""
+        changed = {s.var.name for s in statements(tuple(body)) if isinstance(s, ir.Assign)}
+        if any(isinstance(e, ir.Var) and e.name in changed for e in walk((stop,))):
+            return self.temporary("stop", stop, stop.span)
+        return stop
 
     def _loop_body(self, stmt: ast.For, names: list[tuple[str, ir.Expr]]) -> None:
         for name, value in names:

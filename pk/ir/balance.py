@@ -8,7 +8,7 @@ those that a loop changes are unknowns, the same for both sides where shared cod
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pk import errors
@@ -20,18 +20,32 @@ from pk.ir.types import BOOL, INT, Scalar
 
 Key = tuple[str, str]  # pipeline, mode
 Counts = dict[Key, Poly]
+MAX_TERMS = 64  # a longer value is taken as unknown
 _HIDDEN = "\u200b"  # tells our names from the user's, and is taken out of messages
+
+
+class _Env(dict[str, "Poly | Callable[[], Poly]"]):
+    """What variables stand for, computed when a count first needs it: most values never are."""
+
+    def __getitem__(self, name: str) -> Poly:
+        value = super().__getitem__(name)
+        if not isinstance(value, Poly):
+            value = self[name] = value()
+        return value
+
+    def copy(self) -> _Env:
+        return _Env(self)
 
 
 def balance(kernel: ir.Kernel) -> None:
     """Raise Unbalanced for the first pipeline whose fills and drains are not equal in number."""
     dims = {t.name: t.ndim for t in kernel.tensors}
-    env: dict[str, Poly] = {}
+    env = _Env()
     counter = _Counter(dims)
     counter.block(kernel.prologue, env)
     for block in (kernel.communicator.body if kernel.communicator else (), kernel.compute):
         counter.spans.clear()
-        counter.compare(counter.block(block, dict(env)), block)
+        counter.compare(counter.block(block, env.copy()), block)
 
 
 @dataclass
@@ -40,14 +54,14 @@ class _Counter:
     spans: dict[Key, ir.Span] = field(default_factory=dict)  # the first fill or drain of each pipeline in the region
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def block(self, block: ir.Block, env: dict[str, Poly], depth: int = 0) -> Counts:
+    def block(self, block: ir.Block, env: _Env, depth: int = 0) -> Counts:
         """Counts of a block; ``env`` is brought up to date."""
         total: Counts = {}
         for s in block:
             _add(total, self.statement(s, env, depth))
         return total
 
-    def statement(self, s: ir.Statement, env: dict[str, Poly], depth: int) -> Counts:
+    def statement(self, s: ir.Statement, env: _Env, depth: int) -> Counts:
         if isinstance(s, ir.Assign):
             self.assign(s, env)
             return {}
@@ -66,50 +80,72 @@ class _Counter:
         if isinstance(s, ir.Tasks):
             self.forget(s.body, env)
             outer, self.spans = self.spans, {}
-            inside = dict(env)
+            inside = env.copy()
             self.compare(self.block(s.body, inside, depth), s.body)
             self.spans = outer
         return {}
 
-    def assign(self, s: ir.Assign, env: dict[str, Poly]) -> None:
-        if s.var.type == INT:
-            env[s.var.name] = polynomial(s.value, env)
-        elif s.var.type == BOOL:
-            env[s.var.name] = indicator(s.value, env)
+    def assign(self, s: ir.Assign, env: _Env) -> None:
+        if s.var.type in (INT, BOOL):
+            before = env.copy()
+            env[s.var.name] = self.later(s.var, lambda: polynomial(s.value, before))
         elif isinstance(s.var.type, Scalar):
             env[s.var.name] = self.unknown(s.var)
+
+    def later(self, var: ir.Var, value: Callable[[], Poly]) -> Callable[[], Poly]:
+        """``value``, or an unknown if it turns out too long; one answer, whoever asks first."""
+        known: list[Poly] = []
+
+        def force() -> Poly:
+            if not known:
+                found = value()
+                known.append(found if len(found.terms) <= MAX_TERMS else self.unknown(var))
+            return known[0]
+
+        return force
 
     def unknown(self, var: ir.Var) -> Poly:
         """A value that nothing is known of; its name prints as the user's."""
         return Poly.atom(ir.Var(var.name + _HIDDEN * (next(self.numbers) + 1), var.type))
 
-    def forget(self, block: ir.Block, env: dict[str, Poly]) -> None:
+    def forget(self, block: ir.Block, env: _Env) -> None:
         """What a loop assigns has any value when a turn begins."""
         for var in _assigned(block):
             if var.name in env:
                 env[var.name] = self.unknown(var)
 
-    def branch(self, s: ir.If, env: dict[str, Poly], depth: int) -> Counts:
-        cond = indicator(s.cond, env)
+    def branch(self, s: ir.If, env: _Env, depth: int) -> Counts:
+        cond = self.condition(s.cond, env)
         sides = []
         for block in (s.then, s.orelse):
-            inside = dict(env)
+            inside = env.copy()
             sides.append((self.block(block, inside, depth), inside))
         (then, after_then), (orelse, after_orelse) = sides
-        for name in env:
-            a, b = after_then[name], after_orelse[name]
-            env[name] = a if a == b else cond * a + (Poly.constant(1) - cond) * b
+        for var in _assigned((*s.then, *s.orelse)):
+            if var.name in env:
+                env[var.name] = self.later(var, self.merged(cond, after_then, after_orelse, var.name))
         total: Counts = {}
         _add(total, {k: cond * c for k, c in then.items()})
         _add(total, {k: (Poly.constant(1) - cond) * c for k, c in orelse.items()})
         return total
 
-    def loop(self, s: ir.For, env: dict[str, Poly], depth: int) -> Counts:
+    def condition(self, e: ir.Expr, env: _Env) -> Poly:
+        """1 where ``e`` holds, else 0; an unknown if it is too long."""
+        found = indicator(e, env)
+        return found if len(found.terms) <= MAX_TERMS else self.unknown(ir.Var(index.to_text(e, self.dims), BOOL))
+
+    @staticmethod
+    def merged(cond: Poly, then: _Env, orelse: _Env, name: str) -> Callable[[], Poly]:
+        """A variable after a branch."""
+        return lambda: cond * then[name] + (Poly.constant(1) - cond) * orelse[name]
+
+    def loop(self, s: ir.For, env: _Env, depth: int) -> Counts:
         start, stop = polynomial(s.start, env), polynomial(s.stop, env)
         self.forget(s.body, env)
         # One name for the variables of all loops of a depth: loops of two roles are compared.
         variable = ir.Var(f"turn{_HIDDEN}{depth}", INT)
-        inside = {**env, s.var.name: Poly.atom(variable)}
+        inside = env.copy()
+        inside[s.var.name] = Poly.atom(variable)
         counts = self.block(s.body, inside, depth + 1)
         self.forget(s.body, env)
         turns = self.turns(start, stop)

@@ -16,6 +16,7 @@ from pk.ir import nodes as ir
 from pk.ir.types import BOOL, INT
 
 Monomial = tuple[ir.Expr, ...]
+MAX_PRODUCT = 1024  # terms; a longer product stays closed
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,17 @@ def polynomial(e: ir.Expr, env: Mapping[str, Poly] | None = None) -> Poly:
 
 def _binary(e: ir.Binary, env: Mapping[str, Poly]) -> Poly:
     x, y = polynomial(e.x, env), polynomial(e.y, env)
-    if e.op in ("+", "-", "*"):
-        return x + y if e.op == "+" else x - y if e.op == "-" else x * y
+    if e.op in ("+", "-"):
+        return x + y if e.op == "+" else x - y
+    if e.op == "*" and len(x.terms) * len(y.terms) <= MAX_PRODUCT:
+        return x * y
     divisor = y.value
     if divisor is not None and divisor > 0 and e.op in ("//", "%"):
         return _divide(e.op, x, divisor)
     if e.op in ("min", "max") and (known := (x - y).value) is not None:
         return x if (known <= 0) == (e.op == "min") else y
     a, b = x.expression(), y.expression()
-    if e.op in ("min", "max") and index.to_text(a) > index.to_text(b):
+    if e.op in ("min", "max", "*") and index.to_text(a) > index.to_text(b):
         a, b = b, a
     folded = index.binary(e.op, a, b) if divisor != 0 else ir.Binary(e.op, a, b, INT)
     return Poly.atom(folded) if not isinstance(folded, int | float) else Poly.constant(int(folded))

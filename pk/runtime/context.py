@@ -53,6 +53,7 @@ class Context:
         self.kernels: list[Launched] = []
         self.numbers: dict[tuple[int, tuple[tuple[str, tuple[int, ...]], ...], str], int] = {}
         self.hang: HangError | None = None
+        self.told = False  # the hang has been raised on this rank
         self.attempts = 0  # calls of launch(), the same number on all ranks
         self.submitted = False  # whether the last of them got to the device
         self.closed = False
@@ -142,6 +143,7 @@ class Context:
         if self.hang is None and any(context.stopped for context in self._reachable()):
             self.report(self.incarnation)
         if self.hang is not None:
+            self.told = True
             raise HangError(*self.hang.args)
 
     @property
@@ -240,7 +242,7 @@ class Context:
         group.barrier("pk.reset, all ranks at rest")  # nobody zeroes while another rank's old launch could still write
         ctypes.memset(self.host_page, 0, records.PAGE_BYTES)
         with self._lock:
-            self.hang = None
+            self.hang, self.told = None, False
             self.incarnation += 1
             self.attempts, self.submitted = 0, False
         self._zero("pk.reset")  # ends in a meeting: nobody launches before all are zero

@@ -150,6 +150,12 @@ def synchronize(group: Group) -> None:
     context.check()
 
 
+def finish(group: Group) -> None:
+    """At the end of a rank's function: ``synchronize``, except that a hang it has been told of is its own to handle."""
+    if group.context is None or not group.context.told:
+        synchronize(group)
+
+
 def refuse(group: Group, kernel: str, error: PkError) -> NoReturn:
     """Raise ``error``, found before ``launch``, on this rank, and release the ranks that wait for its launch."""
     if group.threaded:

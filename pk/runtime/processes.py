@@ -184,7 +184,7 @@ def _run(link: Link, fn: Callable[..., Any], args: tuple[Any, ...], backend: gro
     group = groups.processes(link, backend, device, driver)
     groups.enter(group, whole_process=True)
     value = fn(link.rank, *args)
-    launch.synchronize(group)
+    launch.finish(group)
     value = _host(value)
     group.close()
     group.leave("has returned")

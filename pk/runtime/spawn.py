@@ -53,15 +53,11 @@ def describe(world_size: int, backend: str | None = None) -> str:
     ranks_ = f"{world_size} rank" + ("s" if world_size > 1 else "")
     if how.startswith("sim"):
         return f"{ranks_}, simulated on the CPU"
-    gpus = _gpus()
-    if how == "cuda-processes" and gpus >= world_size:
-        return f"{ranks_}, a GPU each"
-    used = min(gpus, world_size)
-    return (
-        f"{ranks_} sharing {used} GPU" + ("s" if used > 1 else "")
-        if used < world_size
-        else f"{ranks_}, a GPU each, threads"
-    )
+    used = min(_gpus(), world_size)
+    if used == world_size:
+        each = "one GPU" if world_size == 1 else "a GPU each"
+        return f"{ranks_}, {each}" + (", threads" if how == "cuda-threads" and world_size > 1 else "")
+    return f"{ranks_} sharing {used} GPU" + ("s" if used > 1 else "")
 
 
 def _choose(world_size: int, backend: str | None) -> str:
@@ -103,7 +99,7 @@ def _cuda_threads(fn: Function, world_size: int, args: tuple[Any, ...]) -> list[
         # Not the legacy default stream, behind which every rank's work would queue.
         with torch.cuda.stream(torch.cuda.Stream(devices[rank])):
             value = fn(rank, *rest)
-            launch.synchronize(groups.current())  # the caller may read the value on any stream; and a hang is an error
+            launch.finish(groups.current())  # the caller may read the value on any stream; and a hang is an error
             return value
 
     return run_threads(on_gpu, args, groups.threads(world_size, "cuda", devices, driver))

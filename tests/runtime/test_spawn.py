@@ -121,6 +121,22 @@ def test_backends() -> None:
     assert describe(1, "sim") == "1 rank, simulated on the CPU"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "world", "backend", "text"),
+    [
+        (8, 1, "cuda", "1 rank, one GPU"),
+        (8, 4, "cuda", "4 ranks, a GPU each"),
+        (8, 4, "cuda-threads", "4 ranks, a GPU each, threads"),
+        (1, 4, "cuda", "4 ranks sharing 1 GPU"),
+        (1, 2, "cuda-processes", "2 ranks sharing 1 GPU"),
+        (2, 4, "cuda", "4 ranks sharing 2 GPUs"),
+    ],
+)
+def test_where_ranks_run(gpus: int, world: int, backend: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawning, "_gpus", lambda: gpus)
+    assert describe(world, backend) == text
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu() -> None:
     with pytest.raises(BackendError):
