@@ -30,9 +30,7 @@ def frame(span: Span) -> str:
     carets = "^" * max(min(end, len(text)) - span.column, 1)
     where = f", in {span.function}" if span.function else ""
     return (
-        f'  File "{span.file}", line {span.line}{where}\n'
-        f"    {text.strip()}\n"
-        f"    {' ' * (span.column - indent)}{carets}"
+        f'  File "{span.file}", line {span.line}{where}\n    {text.strip()}\n    {" " * (span.column - indent)}{carets}'
     )
 
 

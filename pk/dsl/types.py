@@ -38,6 +38,7 @@ class Function:
         return f"<pk.function {self.fn.__name__}>"
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Plain Python cannot call a helper: raises OutsideKernel."""
         raise errors.OutsideKernel(
             f"`{self.fn.__name__}` is a pk.function: it is expanded where a @pk.kernel function calls it.\n"
             f"  Call it in a kernel; for plain Python use `{self.fn.__name__}.fn`."

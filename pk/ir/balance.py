@@ -8,14 +8,14 @@ those that a loop changes are unknowns, the same for both sides where shared cod
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pk import errors
 from pk.ir import index
 from pk.ir import nodes as ir
 from pk.ir.poly import Poly, indicator, polynomial
-from pk.ir.split import bodies
+from pk.ir.split import bodies, statements
 from pk.ir.types import BOOL, INT, Scalar
 
 Key = tuple[str, str]  # pipeline, mode
@@ -24,17 +24,33 @@ MAX_TERMS = 64  # a longer value is taken as unknown
 _HIDDEN = "\u200b"  # tells our names from the user's, and is taken out of messages
 
 
-class _Env(dict[str, "Poly | Callable[[], Poly]"]):
+class _Env(Mapping[str, Poly]):
     """What variables stand for, computed when a count first needs it: most values never are."""
 
+    def __init__(self, values: dict[str, Poly | Callable[[], Poly]] | None = None) -> None:
+        self.known = values or {}
+
     def __getitem__(self, name: str) -> Poly:
-        value = super().__getitem__(name)
+        value = self.known[name]
         if not isinstance(value, Poly):
-            value = self[name] = value()
+            value = self.known[name] = value()
         return value
 
+    def __setitem__(self, name: str, value: Poly | Callable[[], Poly]) -> None:
+        self.known[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
+
     def copy(self) -> _Env:
-        return _Env(self)
+        """What is known here; later assignments do not change it."""
+        return _Env(dict(self.known))
 
 
 def balance(kernel: ir.Kernel) -> None:
@@ -115,7 +131,8 @@ class _Counter:
                 env[var.name] = self.unknown(var)
 
     def branch(self, s: ir.If, env: _Env, depth: int) -> Counts:
-        cond = self.condition(s.cond, env)
+        before = env.copy()
+        holds = self.later(ir.Var(index.to_text(s.cond, self.dims), BOOL), lambda: indicator(s.cond, before))
         sides = []
         for block in (s.then, s.orelse):
             inside = env.copy()
@@ -123,23 +140,21 @@ class _Counter:
         (then, after_then), (orelse, after_orelse) = sides
         for var in _assigned((*s.then, *s.orelse)):
             if var.name in env:
-                env[var.name] = self.later(var, self.merged(cond, after_then, after_orelse, var.name))
+                env[var.name] = self.later(var, self.merged(holds, after_then, after_orelse, var.name))
         total: Counts = {}
-        _add(total, {k: cond * c for k, c in then.items()})
-        _add(total, {k: (Poly.constant(1) - cond) * c for k, c in orelse.items()})
+        _add(total, {k: holds() * c for k, c in then.items()})
+        _add(total, {k: (Poly.constant(1) - holds()) * c for k, c in orelse.items()})
         return total
 
-    def condition(self, e: ir.Expr, env: _Env) -> Poly:
-        """1 where ``e`` holds, else 0; an unknown if it is too long."""
-        found = indicator(e, env)
-        return found if len(found.terms) <= MAX_TERMS else self.unknown(ir.Var(index.to_text(e, self.dims), BOOL))
-
     @staticmethod
-    def merged(cond: Poly, then: _Env, orelse: _Env, name: str) -> Callable[[], Poly]:
+    def merged(holds: Callable[[], Poly], then: _Env, orelse: _Env, name: str) -> Callable[[], Poly]:
         """A variable after a branch."""
-        return lambda: cond * then[name] + (Poly.constant(1) - cond) * orelse[name]
+        return lambda: holds() * then[name] + (Poly.constant(1) - holds()) * orelse[name]
 
     def loop(self, s: ir.For, env: _Env, depth: int) -> Counts:
+        if not any(isinstance(inner, ir.Stage | ir.Tasks) for inner in statements(s.body)):
+            self.forget(s.body, env)
+            return {}
         start, stop = polynomial(s.start, env), polynomial(s.stop, env)
         self.forget(s.body, env)
         # One name for the variables of all loops of a depth: loops of two roles are compared.

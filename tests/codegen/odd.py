@@ -148,6 +148,53 @@ def k(a: pk.Global, b: pk.Global, c: pk.Global, new: int):
                 pk.store_async(c, shared.c, (role, task))
 """
 
+# A tile that some tasks do not multiply, and a communicator with a consumer of its own and a team-like wait.
+CONDITIONAL = """
+@pk.kernel
+def k(a: pk.Global, b: pk.Global, c: pk.Global, out: pk.Parallel):
+    inputs = pk.pipeline(3, a=pk.shared((64, 64), a.dtype), b=pk.shared((64, 128), b.dtype))
+    output = pk.pipeline(2, c=pk.shared((64, 128), c.dtype))
+    taken, given = pk.pipeline(2, x=pk.shared((128, 64), a.dtype)), pk.pipeline(1, y=pk.shared((128, 64), a.dtype))
+    me, done = pk.rank(), pk.signals(pk.cdiv(a.rows, 128))
+    with pk.communicator(sms=4):
+        for m in pk.tasks(pk.cdiv(a.rows, 128)):
+            with pk.loader():
+                for r in pk.ranks_from(me + 1):
+                    with taken.fill() as s:
+                        pk.load_async(s.x, out[r], (m, 0))
+            with pk.consumer(warpgroups=2):
+                total = pk.zeros((128, 64))
+                for r in pk.range(pk.world_size()):
+                    with taken.drain() as s:
+                        total = total + pk.load(s.x)
+                pk.signal(done, m, me)
+                with given.fill() as s:
+                    pk.store(s.y, total)
+            with pk.storer():
+                with given.drain() as s:
+                    pk.store_async(out[me], s.y, (m, 0))
+    for m, n in pk.tasks(pk.cdiv(c.rows, 64), pk.cdiv(c.cols, 128)):
+        busy = m % 2 == 0
+        with pk.loader():
+            if busy:
+                for k in pk.range(pk.cdiv(a.cols, 64)):
+                    with inputs.fill() as s:
+                        pk.load_async(s.a, a, (m, k))
+                        pk.load_async(s.b, b, (k, n))
+        with pk.consumer(warpgroups=1):
+            acc = pk.zeros((64, 128), pk.float32)
+            if busy:
+                for k in pk.range(pk.cdiv(a.cols, 64)):
+                    with inputs.drain() as s:
+                        pk.mma(acc, s.a, s.b)
+            with output.fill() as s:
+                pk.store(s.c, acc)
+        with pk.storer():
+            pk.wait(done, m // 2, 1)
+            with output.drain() as s:
+                pk.store_async(c, s.c, (m, n))
+"""
+
 
 def kernels() -> dict[str, ir.Kernel]:
     """Every kernel of this file, built and checked."""
@@ -164,4 +211,5 @@ def kernels() -> dict[str, ir.Kernel]:
         "broadcast": read(BROADCAST, {"out": 3}, {"x": bfloat16}),
         "team": read(TEAM),
         "branches": read(BRANCHES),
+        "conditional": read(CONDITIONAL),
     }

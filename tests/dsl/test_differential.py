@@ -141,4 +141,6 @@ def test_same_as_python(seed: int) -> None:
         pytest.fail(f"{source}\n{e}")
     for n, m in ((0, 0), (3, -2), (5, 7)):
         env = {"n": n, "m": m}
-        assert interpreted((*kernel.prologue, *kernel.compute), env, []) == python(source.replace(HEAD, ""), n, m), source
+        assert interpreted((*kernel.prologue, *kernel.compute), env, []) == python(source.replace(HEAD, ""), n, m), (
+            source
+        )

@@ -107,7 +107,8 @@ def test_roles_have_their_own_names() -> None:
           x: int32 = m + 1
           with loader():
             x_1: int32 = x + 1
-            for j in range(0, x_1):
+            stop: int32 = x_1
+            for j in range(0, stop):
               x_1: int32 = x_1 * 2
           with storer():
             y: int32 = x
