@@ -90,7 +90,7 @@ def main() -> None:
     if m % world or k % world:
         parser.error(f"--m {m} and --k {k} must be multiples of --ranks {world}: each rank owns an equal slice of both")
 
-    print(f"GEMM + reduce-scatter, M {m}, N {n}, K {k}, {args.dtype}, {world} ranks, {pk.describe_backend(world)}")
+    print(f"GEMM + reduce-scatter, M {m}, N {n}, K {k}, {args.dtype}, {pk.describe_backend(world)}")
     start = time.perf_counter()
     slices = pk.spawn(run, world, args=(world, m, n, k, dtype))
     seconds = time.perf_counter() - start

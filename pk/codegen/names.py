@@ -15,7 +15,7 @@ KEYWORDS = frozenset(
 # Words of the emitted text and of the device headers that it calls without a qualifier.
 RESERVED = frozenset(
     """abs accumulator alive at barrier bf16 blocks cast columns communicator communicator_blocks communicator_kernel
-    config consumer context coordinate ctx cursor device_assert e4m3 e5m2 enter f16 fill filled fill_nan floor_div
+    config consumer context coordinate coordinate_in_groups ctx cursor device_assert e4m3 e5m2 enter f16 fill filled fill_nan floor_div
     floor_mod ceil_div full launch launch_begin launch_close launch_open launch_role launch_state leave load
     load_async loader main_kernel max max_ranks mbarrier memory min mma mma_finish p params pipeline pk prefetch
     publish rank_from register_tile registers_decrease registers_increase role s32 shared shared_map shared_tile

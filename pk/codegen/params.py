@@ -41,6 +41,11 @@ class Params:
         """C++ member that holds the run-time value ``key`` (see :class:`pk.artifact.Field`)."""
         return next(f.name for f in self.fields if f.key == key and f.kind in ("int", "float"))
 
+    def address(self, tensor: str) -> str:
+        """What names ``tensor``'s address: a member of kind ``pointers`` (an array, by rank) or ``pointer``."""
+        return next(f.name for f in sorted(self.fields, key=lambda f: f.kind != "pointers")
+                    if f.key == tensor and f.kind in ("pointers", "pointer"))  # fmt: skip
+
     def poison(self, tensor: str) -> str:
         """Arguments of ``fill_nan`` for ``tensor``: address, shape, strides."""
         pointer = next(f.name for f in self.fields if f.key == tensor and f.kind == "pointer")
@@ -70,8 +75,10 @@ def _members(plan: Plan) -> Iterator[tuple[str, FieldKind, str, TensorMap | None
     for m in plan.maps:
         yield m.name, "maps" if m.everyone else "map", m.tensor, TensorMap(m.tensor, m.box, m.swizzle)
     yield "ctx", "context", "", None
-    for t in poisoned(plan):
+    for t in dict.fromkeys((*poisoned(plan), *(t for t, everyone in plan.addressed if not everyone))):
         yield t, "pointer", t, None
+    for t in (t for t, everyone in plan.addressed if everyone):
+        yield f"{t}_peers", "pointers", t, None
     for name, key in _unique((*_dims(plan), *_strides(plan), *_signals(kernel))):
         yield name, "int", key, None
     for s in sorted(kernel.scalars, key=lambda s: s.type.dtype.kind == "float"):  # ints before floats
@@ -84,8 +91,8 @@ def _dims(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _strides(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Shape and strides of the outputs, which an aborted launch fills with NaN."""
-    for tensor in poisoned(plan):
+    """Shape and strides of what is reached by pointer, and of the outputs, which an aborted launch fills with NaN."""
+    for tensor in dict.fromkeys((*poisoned(plan), *(t for t, _ in plan.addressed))):
         n = _ndim(plan.kernel, tensor)
         for axis in range(n):
             yield f"{tensor}_{AXES[n - 1 - axis]}", f"{tensor}.{axis}"

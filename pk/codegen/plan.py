@@ -23,6 +23,7 @@ from pk.errors import NotConstant
 from pk.ir import nodes as ir
 from pk.ir import split
 from pk.ir.budget import tile_bytes
+from pk.ir.ops import TABLE
 from pk.ir.rules import RESERVED_SHARED
 from pk.ir.types import Tile
 
@@ -125,6 +126,7 @@ class Plan:
     registers: tuple[int, int]
     classes: tuple[ClassPlan, ...]
     maps: tuple[MapPlan, ...]
+    addressed: tuple[tuple[str, bool], ...]  # tensors that threads reach by pointer: (name, on every rank)
     dims: tuple[tuple[str, int], ...]  # (tensor, axis), in order of first use
     shared_bytes: int
     sites: tuple[Site, ...]
@@ -187,6 +189,7 @@ def plan(kernel: ir.Kernel) -> Plan:
         registers=REGISTERS.get(threads, (0, 0)) if classes[0].warpgroups else (0, 0),
         classes=classes,
         maps=_maps(kernel, roles),
+        addressed=_addressed(roles),
         dims=_dims(kernel, roles),
         shared_bytes=shared + RESERVED_SHARED,
         sites=_sites(classes),
@@ -228,14 +231,16 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
 
 def remote_access(s: ir.Statement, facts: Facts) -> bool:
     """Whether a statement itself (not the blocks inside it) touches another rank's memory or counters."""
-    if not isinstance(s, ir.Do):
-        return False
-    if s.op in ("signal_all", "barrier"):
+    if isinstance(s, ir.Do) and s.op in ("signal_all", "barrier"):
         return True
-    if s.op == "signal":
-        rank = s.operands[1]
-        return not facts.is_own_rank(rank)
-    return any(isinstance(o, ir.Memory) and facts.is_remote(o) for o in split.walk(s.operands))
+    if isinstance(s, ir.Do) and s.op in ("signal", "signal_each") and not facts.is_own_rank(s.operands[1]):
+        return True
+    return bool(remote_windows(s, facts))
+
+
+def remote_windows(s: ir.Statement, facts: Facts) -> list[ir.Memory]:
+    """Other ranks' memory that a statement itself touches."""
+    return [o for o in split.walk(split.expressions(s)) if isinstance(o, ir.Memory) and facts.is_remote(o)]
 
 
 def _pipelines(kernel: ir.Kernel, name: str, body: ir.Block, groups: int) -> tuple[tuple[PipelinePlan, ...], int]:
@@ -298,6 +303,24 @@ def moves(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Do, ir.Memory, i
                 yield r, s, at, tile
 
 
+def direct(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Memory]]:
+    """Every window that threads reach by pointer: all but those that TMA moves."""
+    for r in roles:
+        for s in split.statements(r.body):
+            moved = s.operands[MOVES[s.op][0]] if isinstance(s, ir.Do) and s.op in MOVES else None
+            for o in split.walk(split.expressions(s)):
+                if isinstance(o, ir.Memory) and o is not moved:
+                    yield r, o
+
+
+def _addressed(roles: list[RolePlan]) -> tuple[tuple[str, bool], ...]:
+    """Tensors of ``direct`` windows, and whether every rank's copy is reached."""
+    found: dict[str, bool] = {}
+    for r, at in direct(roles):
+        found[at.tensor] = found.get(at.tensor, False) or r.facts.is_remote(at)
+    return tuple(found.items())
+
+
 def _maps(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[MapPlan, ...]:
     wanted: dict[tuple[str, tuple[int, ...], int], bool] = {}
     for r, _, at, tile in moves(roles):
@@ -325,13 +348,16 @@ def _dims(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[tuple[str, int], ..
 
 
 def _outputs(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[str, ...]:
-    written = {at.tensor for _, s, at, _ in moves(roles) if s.op != "load_async"}
+    done = [s for r in roles for s in split.statements(r.body) if isinstance(s, ir.Do)]
+    operands = [s.operands[i] for s in done for i in TABLE[s.op].writes]
+    written = {o.tensor for o in operands if isinstance(o, ir.Memory)}
     return tuple(t.name for t in kernel.tensors if t.name in written)
 
 
 def _touches_users_parallel(kernel: ir.Kernel, role: RolePlan) -> bool:
     users = {t.name for t in kernel.tensors if t.kind == "parallel"}
-    return any(at.tensor in users and role.facts.is_remote(at) for _, _, at, _ in moves([role]))
+    touched = [at for s in split.statements(role.body) for at in remote_windows(s, role.facts)]
+    return any(at.tensor in users for at in touched)
 
 
 # -------------------------------------------------------------------------------------------------------- sites
@@ -380,5 +406,7 @@ def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
         first = s.operands[0] if s.operands else None
         if isinstance(first, ir.Signal):
             yield s.op, first.signals
-        elif remote_access(s, facts):
-            yield s.op, next(o.tensor for o in s.operands if isinstance(o, ir.Memory))
+        elif touched := remote_windows(s, facts):
+            yield s.op, touched[0].tensor
+    elif touched := remote_windows(s, facts):
+        yield "load", touched[0].tensor

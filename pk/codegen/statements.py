@@ -17,7 +17,7 @@ from pk.codegen.lines import Lines
 from pk.codegen.names import Names, shared_member
 from pk.codegen.operands import At, Held, Operands
 from pk.codegen.params import Params
-from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan, remote_access, waits_of
+from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan, remote_windows, waits_of
 from pk.codegen.preamble import Preamble
 from pk.codegen.registers import Registers
 from pk.ir import nodes as ir
@@ -78,6 +78,7 @@ class Statements:
             self._settle()
         if self._must_flush(s):
             self._flush()
+        self._meet(s)
         if isinstance(s, ir.Stage):
             self._stage(s, scope, rest, braces=not alone)
             return
@@ -95,9 +96,17 @@ class Statements:
         else:
             raise AssertionError(f"not a statement of a role: {s!r}")
 
+    def _meet(self, s: ir.Statement) -> None:
+        """Before ``s`` touches another rank's memory: every rank is known to have begun.  (Signals see to it themselves.)"""
+        if not self._path.entered and remote_windows(s, self._role.facts):
+            self._lines.source(s.span)
+            self._say("enter", at=self._at(s))
+            self._path.entered = True
+
     def _assign(self, s: ir.Assign, scope: set[str], rest: ir.Block) -> None:
         if isinstance(s.var.type, Tile) and _reads_tiles(s.value):
             self._settle()
+        self._meet(s)
         self._lines.source(s.span)
         new = s.var.name not in scope
         if isinstance(s.var.type, Tile):
@@ -120,7 +129,8 @@ class Statements:
         wanted = [(i, v) for i, v in enumerate(s.vars) if v.name in used]
         if wanted:
             at = self._names.local("at", "at", "at")
-            self._say("task_coordinate", at=at, group=s.group, extents=extents)
+            fixed = isinstance(s.group, ir.Const)
+            self._say("task_coordinate", at=at, group=self._scalar(s.group), fixed=fixed, extents=extents)
             for i, v in wanted:
                 self._lines.add(f"const int {self._names.local(v.name)} = {at}[{i}];")
         inner = scope | {v.name for v in s.vars}
@@ -253,9 +263,6 @@ class Statements:
             memory, tile = (s.operands[i] for i in MOVES[s.op])
             assert isinstance(memory, ir.Memory)
             assert isinstance(tile, ir.Shared)
-            if remote_access(s, self._role.facts) and not self._path.entered:
-                self._say("enter", at=self._at(s))
-                self._path.entered = True
             window = self._operand.window(memory, tile.type)
             operands = [window if o is memory else self._operand(o) for o in s.operands]
         else:

@@ -161,9 +161,11 @@ def _tasks(r: Expressions, a: Arguments, span: ir.Span) -> TasksValue:
             raise errors.UnsupportedSyntax(f"pk.tasks({name}={a[name]}) is not available yet", span, f"Drop `{name}=`.")
     if not a["extents"]:
         raise errors.WrongOperand("pk.tasks without extents", span, "Give it one extent for each loop variable.")
-    group = constant("group=", a["group"], span)
-    if group < 1:
-        raise errors.WrongOperand(f"group={group}", span, "It must be at least 1.")
+    group = integer("group=", a["group"], span)
+    if not isinstance(group, ir.Const):
+        group = index.lift(index.binary("max", group, 1, span), span)
+    elif group.value < 1:
+        raise errors.WrongOperand(f"group={group.value}", span, "It must be at least 1.")
     extents = tuple(e if isinstance(e, RanksFrom) else integer("an extent of pk.tasks", e, span) for e in a["extents"])
     return TasksValue(extents, group)
 

@@ -127,7 +127,7 @@ class TasksValue:
     """``pk.tasks(*extents, group=)``."""
 
     extents: tuple[Any, ...]
-    group: int
+    group: ir.Expr
 
 
 @dataclass(frozen=True, slots=True)

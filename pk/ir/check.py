@@ -141,13 +141,14 @@ class _Walk:
             raise errors.WrongRole(
                 f"pk.tasks inside {where}", s.span, "Task loops stand in shared code; use pk.range here."
             )
-        if len(s.vars) != len(s.extents) or not s.extents or s.group < 1:
+        if len(s.vars) != len(s.extents) or not s.extents or (isinstance(s.group, ir.Const) and s.group.value < 1):
             raise errors.WrongOperand(
                 f"pk.tasks of {len(s.extents)} extents, {len(s.vars)} names and group={s.group}", s.span,
                 "Give one name for each extent and a group of at least 1.",
             )  # fmt: skip
         for extent in s.extents:
             self.integer("an extent of pk.tasks", extent, names, s.span)
+        self.integer("group=", s.group, names, s.span)
         self.tasks = True
         self.block(s.body, {**names, **{v.name: v.type for v in s.vars}})
         self.tasks = False

@@ -230,13 +230,13 @@ class For:
 @dataclass(frozen=True, slots=True)
 class Tasks:
     """Persistent loop over ``extents`` (see ``ir.order`` for the walk); block b of the n blocks of the class takes
-    tasks b, b+n, ...; the count runs on from one task loop of the class to the next.
+    tasks b, b+n, ...; the count runs on from one task loop of the class to the next.  ``group`` is at least 1.
     """
 
     vars: tuple[Var, ...]
     extents: tuple[Expr, ...]
     body: Block
-    group: int = 8
+    group: Expr = field(default_factory=lambda: Const(8, INT))
     span: Span = _span()
 
 

@@ -60,7 +60,7 @@ def expressions(s: ir.Statement) -> tuple[ir.Operand, ...]:
     if isinstance(s, ir.For):
         return (s.start, s.stop)
     if isinstance(s, ir.Tasks):
-        return s.extents
+        return (*s.extents, s.group)
     if isinstance(s, ir.If | ir.Assert):
         return (s.cond,)
     if isinstance(s, ir.Do):

@@ -74,7 +74,7 @@ class _Printer:
             return f"for {s.var.name} in range({self.items((s.start, s.stop))}):"
         if isinstance(s, ir.Tasks):
             names = ", ".join(v.name for v in s.vars)
-            return f"for {names} in tasks({self.items(s.extents)}, group={s.group}):"
+            return f"for {names} in tasks({self.items(s.extents)}, group={self.expr(s.group)}):"
         if isinstance(s, ir.Role):
             return f"with {s.kind}({f'warpgroups={s.warpgroups}' if s.kind == 'consumer' else ''}):"
         return f"with {s.pipeline}.{s.mode}():"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from pk import errors
 from pk.ir import nodes as ir
@@ -23,6 +25,12 @@ Arguments = dict[str, SimTensor | int | float]
 __all__ = ["DEFAULT_SMS", "Report", "SimTensor", "simulate"]
 
 DEFAULT_SMS = 4
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """BLAS has one thread: tiles are small, and on a busy machine its threads spin for longer than they compute."""
+    return ThreadpoolController()
 
 
 def simulate(
@@ -63,7 +71,7 @@ def simulate(
     schedule = Schedule(seed, world, sms)
     launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes)
     programs = _populate(kernel, launch, sms, _communicators(kernel, sms, values[0]))
-    with np.errstate(all="ignore"):  # NaN is data here
+    with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # NaN is data here
         _run(launch, programs)
     if launch.running:
         raise report.deadlock(kernel.name, seed, schedule.steps, launch.roles)

@@ -151,8 +151,9 @@ class _Writer:
         variables = [self.variable(v.name) for v in s.vars]
         names = tuple(v.name for v in s.vars)
         self.line(f"{number} = ({', '.join(map(self.expression, s.extents))},)")
+        group = self.expression(s.group)
         with self.indented(f"for task in range((index - tasks) % of, prod({number}), of):"):
-            self.line(f"{', '.join(variables)}, = coordinate(task, {number}, {s.group})")
+            self.line(f"{', '.join(variables)}, = coordinate(task, {number}, {group})")
             self.line(f"role.task = ({names!r}, ({', '.join(variables)},))")
             self.block(s.body)
         self._span = s.span

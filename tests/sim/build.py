@@ -263,7 +263,7 @@ def all_gather(dtype: DType = bfloat16, BC: int = 32) -> ir.Kernel:
         (*g.pipelines, ring),
         (let("rows", rows), let("chunks", chunks)),
         (ir.Tasks((i, n), (op("*", var("rows"), WORLD), up(ir.Dim("c", 2), g.BN)), body),),
-        ir.Communicator(ir.const(8), (ir.Tasks((m, j), (var("rows"), var("chunks")), push, 1),)),
+        ir.Communicator(ir.const(8), (ir.Tasks((m, j), (var("rows"), var("chunks")), push, ir.const(1)),)),
     )
 
 

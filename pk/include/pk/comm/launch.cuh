@@ -186,10 +186,10 @@ struct coordinates {
     constexpr PK_DEVICE int operator[](int i) const { return at[i]; }
 };
 
-/// Coordinates of task `index` of extents `extent...`: earlier extents outermost; the last two in groups of GROUP rows,
-/// column by column inside a group.  The same function as `pk/ir/order.py`.
-template <int GROUP, class... Extent>
-constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate(int index, Extent... extent) {
+/// Coordinates of task `index` of extents `extent...`: earlier extents outermost; the last two in groups of `group` rows
+/// (at least 1), column by column inside a group.  The same function as `pk/ir/order.py`.
+template <class... Extent>
+constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate_in_groups(int group, int index, Extent... extent) {
     constexpr int dims = sizeof...(Extent);
     const int extents[] = {extent...};
     coordinates<dims> result{};
@@ -199,8 +199,8 @@ constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate(int index, Extent.
         const int rows = extents[dims - 2], cols = extents[dims - 1];
         int outer = index / (rows * cols);
         const int inner = index - outer * (rows * cols);
-        const int first = inner / (GROUP * cols) * GROUP;
-        const int height = rows - first < GROUP ? rows - first : GROUP;
+        const int first = inner / (group * cols) * group;
+        const int height = rows - first < group ? rows - first : group;
         const int within = inner - first * cols;
         result.at[dims - 2] = first + within % height;
         result.at[dims - 1] = within / height;
@@ -211,6 +211,12 @@ constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate(int index, Extent.
         }
     }
     return result;
+}
+
+/// The same, with a group known at compile time.
+template <int GROUP, class... Extent>
+constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate(int index, Extent... extent) {
+    return coordinate_in_groups(GROUP, index, extent...);
 }
 
 }  // namespace pk
