@@ -181,7 +181,6 @@ class Kernel:
         from pk.runtime import launch, module
 
         try:
-            self._refuse(call, group)
             loaded = module.load(program.binary, program.source.entry)
         except errors.PkError as error:
             launch.refuse(group, self.name, error)  # the other ranks must not wait for this launch
@@ -197,15 +196,6 @@ class Kernel:
             {name: (shape, torch_dtype(dtype)) for name, (shape, dtype) in scratch.items()},
             self._identity(program, call, counters, scratch),
         )
-
-    def _refuse(self, call: Call, group: Group) -> None:
-        for name, tensor in call.tensors.items():
-            if tensor.device.type != "cuda":
-                raise errors.ArgumentError(
-                    f"`{name}` of kernel `{self.name}` is a {tensor.device.type.upper()} tensor of shape "
-                    f"{tuple(tensor.shape)}, but the group runs on GPU {group.device}.\n"
-                    f"  Move it with `{name}.to(pk.device())`, or simulate with `pk.spawn(..., backend=\"sim\")`."
-                )
 
     def _identity(
         self,

@@ -1,5 +1,7 @@
 #pragma once
-/// The tensor core instruction: m64 x N x k16, 16-bit operands, float accumulators, every N from 8 to 256 by 8.
+/// The tensor core instruction: m64 x N x 32 bytes of k, float accumulators, every N from 8 to 256 by 8.
+///
+/// Operands: 16-bit floats in any layout, 8-bit floats and float (read as tf32) contiguous along k.
 ///
 /// Each warpgroup multiplies 64 rows.  Thread t of its 128 holds, of every 8 columns, four accumulators: rows
 /// 16 * (t / 32) + t % 32 / 4 (+ 8), columns 2 * (t % 4) (+ 1), the column varying fastest.
@@ -28,8 +30,8 @@ PK_DEVICE u64 matrix_descriptor(u32 address, u32 leading, u32 stride, int swizzl
            static_cast<u64>(stride >> 4) << 32 | mode << 62;
 }
 
-/// `wgmma<N>::ss<T, TA, TB>(d, a, b, accumulate)`: d = a @ b (+ d), operands of type T by descriptor; TA, TB are 1 where
-/// the operand is not contiguous along k.  `wgmma<N>::rs<T, TB>(d, a0..a3, b, accumulate)`: a in registers.
+/// `wgmma<N>::ss<T, U, TA, TB>(d, a, b, accumulate)`: d = a @ b (+ d), a of type T and b of type U by descriptor; TA, TB
+/// are 1 where the operand is not contiguous along k.  `wgmma<N>::rs<T, TB>(d, a0..a3, b, accumulate)`: a in registers.
 template <int N> struct wgmma;
 
 // PK_Dn names the accumulators %0 .. %(n/2 - 1) of the instruction, PK_Rn binds them to d[0 .. n/2 - 1].
@@ -100,12 +102,16 @@ template <int N> struct wgmma;
 #define PK_R256 PK_R248, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
 // One instruction.  O0 .. O6 name the operands behind the accumulators: ss: a, b, accumulate, TA, TB; rs: a0 .. a3, b,
-// accumulate, TB.
+// accumulate, TB.  PK_WGMMA_KK is ss for the types that have no transposed operands.
 #define PK_WGMMA_SS(N, TYPE, O0, O1, O2, O3, O4)                                                                   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " O2 ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PK_D##N "}, " O0 ", " O1     \
                  ", p, 1, 1, " O3 ", " O4 ";\n}\n"                                                                 \
                  : PK_R##N : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)), "n"(TA), "n"(TB))
+#define PK_WGMMA_KK(N, TYPES, O0, O1, O2)                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " O2 ", 0;\n"                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PK_D##N "}, " O0 ", " O1 ", p, 1, 1;\n}\n"      \
+                 : PK_R##N : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)))
 #define PK_WGMMA_RS(N, TYPE, O0, O1, O2, O3, O4, O5, O6)                                                           \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " O5 ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" PK_D##N "}, {" O0 ", " O1    \
@@ -113,10 +119,15 @@ template <int N> struct wgmma;
                  : PK_R##N : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(static_cast<u32>(accumulate)), "n"(TB))
 #define PK_WGMMA(N, O0, O1, O2, O3, O4, O5, O6)                                                                    \
     template <> struct wgmma<N> {                                                                                  \
-        template <class T, int TA, int TB>                                                                         \
+        template <class T, class U, int TA, int TB>                                                                \
         static PK_DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, bool accumulate) {                               \
             if constexpr (is_same<T, bf16>) PK_WGMMA_SS(N, "bf16", O0, O1, O2, O3, O4);                            \
-            else PK_WGMMA_SS(N, "f16", O0, O1, O2, O3, O4);                                                        \
+            else if constexpr (is_same<T, f16>) PK_WGMMA_SS(N, "f16", O0, O1, O2, O3, O4);                         \
+            else if constexpr (is_same<T, float>) PK_WGMMA_KK(N, "k8.f32.tf32.tf32", O0, O1, O2);                  \
+            else if constexpr (is_same<T, e4m3> && is_same<U, e4m3>) PK_WGMMA_KK(N, "k32.f32.e4m3.e4m3", O0, O1, O2); \
+            else if constexpr (is_same<T, e4m3>) PK_WGMMA_KK(N, "k32.f32.e4m3.e5m2", O0, O1, O2);                  \
+            else if constexpr (is_same<U, e4m3>) PK_WGMMA_KK(N, "k32.f32.e5m2.e4m3", O0, O1, O2);                  \
+            else PK_WGMMA_KK(N, "k32.f32.e5m2.e5m2", O0, O1, O2);                                                  \
         }                                                                                                          \
         template <class T, int TB>                                                                                 \
         static PK_DEVICE void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, bool accumulate) {      \
@@ -160,6 +171,7 @@ PK_WGMMA(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
 #undef PK_WGMMA
 #undef PK_WGMMA_RS
+#undef PK_WGMMA_KK
 #undef PK_WGMMA_SS
 
 }  // namespace pk

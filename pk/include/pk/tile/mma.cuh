@@ -1,5 +1,6 @@
 #pragma once
 /// acc += a @ b on the tensor core.  Operands are shared tiles as stored or transposed; a may be a 16-bit register tile.
+/// 8-bit and 32-bit (tf32) operands must be contiguous along k: a as stored, b transposed.
 
 #include "pk/tile/ops.cuh"
 
@@ -17,7 +18,7 @@ struct k_major {
         return matrix_descriptor(tile.address(0, first), 16, 8 * Tile::panel_bytes, Tile::swizzle);
     }
 
-    /// What to add to the descriptor for k step `step` (16 elements, 32 bytes): inside a panel, then the next panel.
+    /// What to add to the descriptor for k step `step` (32 bytes of k): inside a panel, then the next panel.
     static constexpr __device__ u32 advance(int step) {
         return (32 * step / Tile::panel_bytes * (Tile::rows * Tile::panel_bytes) + 32 * step % Tile::panel_bytes) / 16;
     }
@@ -36,7 +37,7 @@ struct mn_major {
                                  8 * Tile::panel_bytes, Tile::swizzle);
     }
 
-    /// What to add to the descriptor for k step `step`: 16 rows.
+    /// What to add to the descriptor for k step `step`: 16 rows (the elements are 16-bit).
     static constexpr __device__ u32 advance(int step) { return 16 * step * Tile::panel_bytes / 16; }
 };
 
@@ -64,16 +65,23 @@ PK_DEVICE void pin(register_tile<T, R, C>& tile) {
         }
 }
 
+/// Whether the tensor core multiplies elements of types T and U.
+template <class T, class U>
+inline constexpr bool multiplies = sizeof(T) == 1 ? sizeof(U) == 1 : is_same<T, U>;
+
 /// acc += a @ b, issued but neither committed nor waited for.  a (G R, K) and b (K, C) in shared memory.
 template <int R, int C, class A, class B>
 PK_DEVICE void mma(accumulator<R, C>& acc, const A& a, const B& b, int warpgroup) {
     using left = typename left_operand<A>::layout;
     using right = typename right_operand<B>::layout;
     using T = typename A::element;
-    static_assert(sizeof(T) == 2 && is_same<T, typename B::element>, "mma takes two bfloat16 or two float16 tiles");
+    using U = typename B::element;
+    constexpr int step = 32 / sizeof(T);  // elements of k in one instruction
+    static_assert(multiplies<T, U>, "mma takes operands of one 16-bit type, of 8-bit types, or of float");
+    static_assert(sizeof(T) == 2 || !(left::transposed || right::transposed), "8-bit and 32-bit operands: contiguous along k");
     static_assert(left::extent % R == 0, "the warpgroups' rows must fill a");
     static_assert(right::extent == C && left::depth == right::depth, "shapes: a (M, K), b (K, N), acc (M, N)");
-    static_assert(left::depth % 16 == 0, "K of one mma must be a multiple of 16");
+    static_assert(left::depth % step == 0, "K of one mma must be a multiple of 32 bytes");
     static_assert(C <= 256, "N of one mma is at most 256");
 
     const u64 b_start = right::descriptor(storage(b), 0);
@@ -83,8 +91,8 @@ PK_DEVICE void mma(accumulator<R, C>& acc, const A& a, const B& b, int warpgroup
     for (int s = 0; s < acc.slabs; ++s) {
         const u64 a_start = left::descriptor(storage(a), warpgroup * R + 64 * s);
 #pragma unroll
-        for (int k = 0; k < left::depth / 16; ++k)
-            wgmma<C>::template ss<T, left::transposed, right::transposed>(
+        for (int k = 0; k < left::depth / step; ++k)
+            wgmma<C>::template ss<T, U, left::transposed, right::transposed>(
                 acc.data[s], a_start + left::advance(k), b_start + right::advance(k), k > 0 || !acc.empty);
     }
     acc.empty = false;
@@ -94,7 +102,7 @@ PK_DEVICE void mma(accumulator<R, C>& acc, const A& a, const B& b, int warpgroup
 template <int R, int C, int K, class T, class B>
 PK_DEVICE void mma(accumulator<R, C>& acc, register_tile<T, R, K>& a, const B& b, int) {
     using right = typename right_operand<B>::layout;
-    static_assert(sizeof(T) == 2 && is_same<T, typename B::element>, "mma takes two bfloat16 or two float16 tiles");
+    static_assert(sizeof(T) == 2 && is_same<T, typename B::element>, "mma from registers takes bfloat16 or float16 tiles");
     static_assert(right::extent == C && right::depth == K, "shapes: a (M, K), b (K, N), acc (M, N)");
     static_assert(K % 16 == 0, "K of one mma must be a multiple of 16");
     static_assert(C <= 256, "N of one mma is at most 256");
@@ -113,9 +121,17 @@ PK_DEVICE void mma(accumulator<R, C>& acc, register_tile<T, R, K>& a, const B& b
     acc.empty = false;
 }
 
-/// Waits for every mma of this warpgroup; afterwards the elements of `acc` may be read and written.
+/// acc = a @ b: the mma that follows overwrites what the accumulator holds.
+template <int R, int C, class A, class B>
+PK_DEVICE void mma_over(accumulator<R, C>& acc, A&& a, const B& b, int warpgroup) {
+    zero(acc);
+    mma(acc, a, b, warpgroup);
+}
+
+/// Waits for every mma of this warpgroup, committed or not; afterwards the elements of `acc` may be read and written.
 template <int R, int C>
 PK_DEVICE void mma_finish(accumulator<R, C>& acc) {
+    wgmma_commit();
     wgmma_wait<0>();
     pin(acc);
     if (acc.empty) {
