@@ -40,18 +40,19 @@ def test_1024_cubed_on_four_ranks_is_quick_and_small() -> None:
         assert relative_error(got, want) <= LIMIT
 
 
-def _operator(rank: int, world: int, m: int, n: int, k: int) -> list[torch.Tensor]:
+def _operator(rank: int, world: int, m: int, n: int, k: int, deterministic: bool | None) -> list[torch.Tensor]:
     results = []
     for seed in range(3):  # the workspace is reused: an earlier result must stay what it was
         a, b = operands(rank, m, k, n, torch.bfloat16, seed)
-        results.append(pk.ops.matmul_reduce_scatter(a, b))
+        results.append(pk.ops.matmul_reduce_scatter(a, b, deterministic=deterministic))
     return results
 
 
+@pytest.mark.parametrize("deterministic", [None, False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_operator(world: int) -> None:
+def test_operator(world: int, deterministic: bool | None) -> None:
     m, n, k = 40 * world, 136, 88
-    ranks = pk.spawn(_operator, world, "sim", (world, m, n, k))
+    ranks = pk.spawn(_operator, world, "sim", (world, m, n, k, deterministic))
     for seed in range(3):
         total = torch.zeros(m, n, dtype=torch.float64)
         for r in range(world):
@@ -59,6 +60,12 @@ def test_operator(world: int) -> None:
             total += a.double() @ b.double()
         for got, want in zip(ranks, total.chunk(world), strict=True):
             assert relative_error(got[seed], want) <= LIMIT
+
+
+def test_operator_of_nothing() -> None:
+    a, b = torch.ones(0, 8).bfloat16(), torch.ones(8, 16).bfloat16()
+    assert pk.ops.matmul_reduce_scatter(a, b).shape == (0, 16)
+    assert torch.equal(pk.ops.matmul_reduce_scatter(torch.ones(4, 0).half(), torch.ones(0, 8).half()), torch.zeros(4, 8))
 
 
 def _matmul(rank: int) -> torch.Tensor:

@@ -52,3 +52,48 @@ def matmul_reduce_scatter(
             else:
                 pk.wait(begun, (owner, m, n), 1)
                 put_add(output, c[owner], (m,), n, BN, P)
+
+
+@pk.kernel
+def matmul_reduce_scatter_ordered(
+    a: pk.Global,  # (world, M / world, K)
+    b: pk.Global,  # (K, N)
+    c: pk.Global,  # (M / world, N)  ordinary memory
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+):  # fmt: skip
+    """c = sum over ranks of a[me] @ b, added in float32 in a fixed order: the same bits on every run.
+
+    Partials go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to its
+    accumulator.
+    """
+    inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
+    output, parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype)), pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
+    me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
+    arrived = pk.signals(rows, cols)
+    for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols):  # own tiles last
+        with pk.loader():
+            feed(inputs, a, (owner, m), b, n, BK)
+            if owner == me:
+                pk.wait(arrived, (m, n), W - 1)
+                for j in pk.static_range(BN // P):
+                    for r in pk.ranks_from(me + 1, W - 1):
+                        with parts.fill() as s:
+                            pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+        with pk.consumer(warpgroups=2):
+            acc = accumulate(inputs, a, BM, BN, BK)
+            for j in pk.static_range(BN // P):
+                piece = acc[:, j * P : (j + 1) * P]
+                if owner == me:
+                    for r in pk.ranks_from(me + 1, W - 1):
+                        with parts.drain() as s:
+                            piece = piece + pk.load(s.c)
+                with output.fill() as s:
+                    pk.store(s.c, piece)
+        with pk.storer():
+            if owner == me:
+                put(output, c, (m,), n, BN, P)
+            else:
+                put(output, part[owner], (me, m), n, BN, P)
+                pk.signal(arrived, (m, n), owner)

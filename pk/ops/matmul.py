@@ -12,12 +12,18 @@ from pk.ops.workspace import symmetric_workspace
 from pk.runtime.group import current
 
 
-def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: Any = None) -> torch.Tensor:
+def matmul_reduce_scatter(
+    a: torch.Tensor, b: torch.Tensor, group: Any = None, deterministic: bool | None = None
+) -> torch.Tensor:
     """This rank's rows of the sum over ranks of ``a @ b``.
 
     a (M, K/world) and b (K/world, N) are this rank's slice of the contraction, bfloat16 or float16, rows contiguous;
     M is a multiple of the world size, K/world and N multiples of 8.  Returns (M/world, N), ordinary memory, the dtype
-    of ``a``; accumulation within a rank is float32, the sum over ranks is rounded to the dtype at every addition.
+    of ``a``; accumulation within a rank is float32.
+
+    ``deterministic``: True sends every partial sum, rounded to the dtype, to the owner, who adds them in rank order in
+    float32: the same bits on every run.  False adds in the owner's memory as partials come, rounding at every addition.
+    None: True for three ranks or more (with two both orders are the same).
 
     The call is collective: all ranks of ``group`` (a ``torch.distributed`` process group, or None for the current
     one) make it, with the same shapes.  Raises :class:`pk.errors.ArgumentError` for shapes and dtypes that cannot
@@ -27,10 +33,15 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, group: Any = None) -
     world = owner.world_size
     _check(a, b, world)
     rows, cols = a.shape[0] // world, b.shape[1]
+    if rows * cols * a.shape[1] == 0:
+        return a.new_zeros((rows, cols))
+    parts = a.view(world, rows, a.shape[1])
+    if world > 2 if deterministic is None else deterministic:
+        out = a.new_empty((rows, cols))
+        kernels.matmul_reduce_scatter_ordered(parts, b, out, group=owner)
+        return out
     c = symmetric_workspace(owner, "matmul_reduce_scatter", (rows, cols), a.dtype)
-    if a.shape[1] == 0:
-        return torch.zeros((rows, cols), dtype=a.dtype, device=a.device)
-    kernels.matmul_reduce_scatter(a.view(world, rows, a.shape[1]), b, c, group=owner)
+    kernels.matmul_reduce_scatter(parts, b, c, group=owner)
     return c.clone()
 
 
