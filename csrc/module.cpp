@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "launch.hpp"
 #include "watch.hpp"
 
 namespace py = pybind11;
@@ -21,6 +22,8 @@ PYBIND11_MODULE(_C, m) {
         .def("acknowledge", &pk::Watch::acknowledge, release(), "The records on the page now need no report from here.")
         .def_property_readonly("running", &pk::Watch::running)
         .def_property_readonly("reported", &pk::Watch::reported, "How many records have been reported so far.");
+
+    m.add_object("launch", PyCFunction_New(&pk::launch_method, nullptr));
 
     // Before the interpreter takes modules apart, and before the runtime frees the pages it registered earlier.
     py::module_::import("atexit").attr("register")(py::cpp_function(&pk::stop_all, release()));

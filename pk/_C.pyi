@@ -1,5 +1,8 @@
 """Types of the optional native module (``csrc/module.cpp``); ``pk.runtime.native`` is its only importer."""
 
+def launch(entry: int, config: int, function: int, params: int, /) -> int:
+    """``cuLaunchKernelEx`` at address ``entry``; its CUresult.  Releases the GIL.  See ``csrc/launch.cpp``."""
+
 class Watch:
     """Watches a page of 128-byte device records from a thread that needs no GIL; see ``csrc/watch.hpp``."""
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 MAX_RANKS = 8
 
-FieldKind = Literal["map", "maps", "context", "pointer", "pointers", "int", "float"]
+FieldKind = Literal["map", "maps", "multicast_map", "context", "pointer", "pointers", "multicast", "int", "float"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,11 @@ class Field:
     kind       size            filled with
     map        128             tensor map ``map`` over this rank's own copy
     maps       128 * MAX_RANKS tensor map ``map`` over every rank's copy (entries >= world are unused)
+    multicast_map  128         tensor map ``map`` over the multicast address of all ranks' copies
     context    see below       the launch context (``pk/include/pk/comm/context.cuh``, ``runtime/context.py``)
     pointer    8               address of tensor ``key``, this rank's own copy
     pointers   8 * MAX_RANKS   addresses of tensor ``key`` on every rank
+    multicast  8               multicast address of all ranks' copies of tensor ``key``; key "": of the headers
     int        4               run-time value ``key``
     float      4               run-time value ``key``
 
@@ -83,3 +85,7 @@ class Source:
     uses_signals: bool
     registers: tuple[int, int] = (0, 0)  # setmaxnreg of consumers, of the others; (0, 0): none
     comm_sms: int = 0  # communicator SMs asked for, 0: no communicator
+    by_rows: tuple[str, ...] = ()  # tensors whose rows bulk copies move without a map: they must meet TMA's rules too
+    multicast: bool = False  # reaches all ranks at once through NVLink multicast addresses
+    cluster: int = 1  # blocks of a thread-block cluster; the grid is a multiple of it
+    least_blocks: int = 1  # blocks that a launch needs at least

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import math
 import os
 import sys
@@ -158,6 +159,14 @@ _FORBID_MULTICAST = (
 def get(name: str) -> Any:
     """The value of ``name`` (``"PK_DEBUG"``).  Raises KeyError for a name that is not in the table."""
     return TABLE[name].get()
+
+
+def peek(variable: Variable[Any]) -> Callable[[], Any]:
+    """A function that tells whether the variable changed: equal results, equal values.  For paths of microseconds."""
+    table = getattr(os.environ, "_data", None)  # of CPython: a look-up costs a twentieth of one in os.environ
+    if isinstance(table, dict):
+        return functools.partial(table.get, os.environ.encodekey(variable.name))
+    return functools.partial(os.environ.get, variable.name)
 
 
 def multicast() -> tuple[bool, str]:

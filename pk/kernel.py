@@ -15,10 +15,11 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pk import env, errors
-from pk.dsl.frontend import Specialization, TensorSpec, build
+from pk.dsl.frontend import Specialization, TensorSpec, build, typed
 from pk.dsl.signature import Signature
 from pk.ir import nodes as ir
 from pk.ir import ops, split
@@ -26,6 +27,7 @@ from pk.ir.check import check
 from pk.ir.index import evaluate
 from pk.ir.text import text
 from pk.ir.types import DTYPES, DType
+from pk.runtime.group import current
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from pk.artifact import Source
     from pk.runtime.compile import Binary, Resources
     from pk.runtime.group import Group
+    from pk.runtime.launch import Call as Request
+
+
+_timeout, _entry_timeout = env.peek(env.TIMEOUT_S), env.peek(env.ENTRY_TIMEOUT_S)
+MAX_SMS = 1024  # that the simulator takes for a GPU's
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +70,18 @@ def as_dtype(dtype: Any, name: str) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The bound arguments of one call: tensors and run-time scalars by parameter name."""
+    """The bound arguments of one call: tensors and run-time scalars by parameter name; how many SMs it may fill."""
 
     tensors: dict[str, torch.Tensor]
     scalars: dict[str, int | float]
+    sms: int | None = None
 
 
 class Program:
     """One specialisation of a kernel.  Everything is made on first use and kept."""
 
-    def __init__(self, fn: Callable[..., Any], specialization: Specialization) -> None:
+    def __init__(self, fn: Callable[..., Any], specialization: Specialization, multicast: bool = False) -> None:
+        self.multicast = multicast
         self.ir: ir.Kernel = build(fn, specialization)
         check(self.ir)
 
@@ -81,7 +90,7 @@ class Program:
         """The CUDA text and its tables; needs no GPU."""
         from pk.codegen import generate
 
-        return generate(self.ir)
+        return generate(self.ir, multicast=self.multicast)
 
     @functools.cached_property
     def binary(self) -> Binary:
@@ -98,13 +107,12 @@ class Program:
     @functools.cached_property
     def tiled(self) -> frozenset[str]:
         """Tensors that TMA addresses: they must meet its rules of alignment, also in the simulator."""
-        blocks = [self.ir.compute] + ([self.ir.communicator.body] if self.ir.communicator else [])
         return frozenset(
             operand.tensor
-            for block in blocks
+            for _, block in self.ir.classes
             for s in split.statements(block)
             if isinstance(s, ir.Do) and ops.TABLE[s.op].asynchronous
-            for operand in s.operands
+            for operand in split.walk(s.operands)
             if isinstance(operand, ir.Memory)
         )
 
@@ -116,20 +124,36 @@ class Program:
         return values
 
     def counters(self, values: dict[str, int | float]) -> dict[str, tuple[int, ...]]:
-        """Shape of every ``pk.signals``, evaluated."""
-        return {s.name: tuple(int(evaluate(e, values)) for e in s.shape) for s in self.ir.signals}
+        """Shape of every array of counters that the launch needs, evaluated."""
+        return {s.name: tuple(int(evaluate(e, values)) for e in s.shape) for s in split.counters_of(self.ir)}
 
     def scratch(self, values: dict[str, int | float]) -> dict[str, tuple[tuple[int, ...], DType]]:
         """Shape and dtype of every ``pk.scratch``, evaluated."""
         return {s.name: (tuple(int(evaluate(e, values)) for e in s.shape), s.dtype) for s in self.ir.scratch}
 
+    @functools.cached_property
+    def sized_by_scalars(self) -> bool:
+        """Whether a run-time scalar decides the shape of signals or scratch."""
+        shapes = [s.shape for s in split.counters_of(self.ir)] + [s.shape for s in self.ir.scratch]
+        dims = {f"{t.name}.{axis}": 8 for t in self.ir.tensors for axis in range(t.ndim)}
+        try:
+            for e in (e for shape in shapes for e in shape):
+                evaluate(e, {"rank": 0, "world": 1, **dims})
+        except KeyError:
+            return True
+        return False
+
 
 class Kernel:
-    """A kernel function.  Call it with tensors: ``k(a, b, c, group=None, config=None, **constexprs)``.
+    """A kernel function.  Call it with tensors: ``k(a, b, c, group=None, config=None, sms=None, **constexprs)``.
 
     Parameters annotated ``pk.Global`` take tensors of this rank, ``pk.Parallel`` symmetric tensors (``pk.empty``,
     ``pk.symmetric``), ``pk.constexpr`` Python values (also through ``config``, a dict), ``int`` and ``float``
-    run-time numbers.
+    run-time numbers.  ``sms``: how many thread blocks, and so SMs, the launch may fill; by default all of this rank.
+
+    A call whose tensors (address, shape, strides, dtype) and constants have been seen before only submits a packed
+    launch; :meth:`prepare` skips even the look-up.  Under graph capture a call is recorded; what needs memory, a
+    kernel's first call above all, must have happened before.
 
     Raises :class:`pk.errors.ArgumentError` for arguments that cannot work, :class:`pk.errors.CompileError` for mistakes
     in the function, :class:`pk.errors.BackendError` if the machine cannot run it, :class:`pk.errors.HangError` if an
@@ -141,30 +165,102 @@ class Kernel:
         self.fn = fn
         self.name = fn.__name__
         self.signature = Signature.of(fn)
-        self._programs: dict[Specialization, Program] = {}
+        self._programs: dict[tuple[Specialization, bool], Program] = {}  # and whether for NVLink multicast
         self._lock = threading.Lock()
+        self._names = self.signature.names
+        self._scalars = {p.name: p.default for p in self.signature.parameters if p.kind in ("int", "float")}
 
     def __repr__(self) -> str:
         return f"<pk.kernel {self.name} of {self.fn.__code__.co_filename}:{self.fn.__code__.co_firstlineno}>"
 
     # ------------------------------------------------------------------------------------------------ calling
-    def __call__(self, *args: Any, group: Any = None, config: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __call__(
+        self, *args: Any, group: Any = None, config: dict[str, Any] | None = None, sms: int | None = None, **kwargs: Any
+    ) -> None:
         """Launch on the current stream; see the class."""
-        from pk.runtime.group import current
-
-        bound = self.signature.bind(args, {**(config or {}), **kwargs})
+        if config:
+            kwargs = {**config, **kwargs}
         owner = current(group)
-        call, program = self._prepare(bound)
+        context = owner.context
+        if context is None:
+            self._call(args, kwargs, owner, sms, None)
+            return
+        key, values = self._key(args, kwargs, sms)
+        try:
+            packed = context.warm.get(key)
+        except TypeError:  # a constexpr that cannot be hashed, which is refused below
+            self._call(args, kwargs, owner, sms, None)
+            return
+        if packed is None or not packed.submit(values):
+            self._call(args, kwargs, owner, sms, key)
+
+    def prepare(
+        self, *args: Any, group: Any = None, config: dict[str, Any] | None = None, sms: int | None = None, **kwargs: Any
+    ) -> Callable[[], None]:
+        """The call with these arguments, ready to be made any number of times: ``prepared()`` costs a bare launch.
+
+        Collective, compiles if it must, launches nothing.  The tensors' contents may change between launches; scalars
+        and ``PK_TIMEOUT_S`` stay what they are now.  Raises as the call does.
+        """
+        owner = current(group)
+        bound = self.signature.bind(args, {**(config or {}), **kwargs})
+        call, program = self._prepare(bound, owner, sms)
+        if owner.backend == "sim":
+            from pk.simulate import simulate_call
+
+            return functools.partial(simulate_call, self, program, call, owner)
+        from pk.runtime import launch
+        from pk.runtime.packed import Prepared
+
+        request = self._request(program, call, owner)
+        return Prepared(launch.prepare(request), request.values, lambda: launch.repack(request))
+
+    def _key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], sms: int | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What decides the packed parameters of a call but for the scalars' values; and these, in order."""
+        values: tuple[Any, ...] = ()
+        if self._scalars:
+            args, kwargs, values = self._aside(args, kwargs)
+        tensor = _tensor_type()
+        key: list[Any] = [self, sms, _timeout(), _entry_timeout()]
+        for value in chain(args, *kwargs.items()) if kwargs else args:
+            if isinstance(value, tensor):
+                key += (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            else:
+                key.append(typed(value))
+        return tuple(key), values
+
+    def _aside(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        """The arguments with types in place of run-time scalars; and the scalars, in the order of the parameters."""
+        scalars = self._scalars
+        given = {name: v for name, v in zip(self._names, args, strict=False) if name in scalars}
+        given.update({name: v for name, v in kwargs.items() if name in scalars})
+        args = tuple([type(v) if n in scalars else v for n, v in zip_longest(self._names[: len(args)], args)])
+        kwargs = {name: type(v) if name in scalars else v for name, v in kwargs.items()}
+        return args, kwargs, tuple([given.get(name, default) for name, default in scalars.items()])
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], owner: Group, sms: int | None, key: Any) -> None:
+        """The long way: specialise, pack and launch; remember the packed launch under ``key``."""
+        call, program = self._prepare(self.signature.bind(args, kwargs), owner, sms)
         if owner.backend == "sim":
             from pk.simulate import simulate_call
 
             simulate_call(self, program, call, owner)
-        else:
-            self._launch(program, call, owner)
+            return
+        from pk.runtime import launch
 
-    def _prepare(self, bound: dict[str, Any]) -> tuple[Call, Program]:
+        packed = launch.launch(self._request(program, call, owner))
+        # Shapes that scalars decide are evaluated at every call; empty tensors have no address to be known by.
+        if key is not None and not program.sized_by_scalars and all(t.numel() for t in call.tensors.values()):
+            launch.remember(packed.context.warm, key, packed)
+
+    def _prepare(self, bound: dict[str, Any], owner: Group, sms: int | None) -> tuple[Call, Program]:
         import torch
 
+        self._limit(owner, sms)
         tensors: dict[str, torch.Tensor] = {}
         for name in self.signature.tensors:
             value = bound[name]
@@ -175,18 +271,31 @@ class Kernel:
                     f"`{name}` of kernel `{self.name}` is {type(value).__name__} {value!r}, and must be a torch.Tensor."
                 )
         scalars = {name: self.signature.scalar(name, bound[name]) for name in self.signature.scalars}
-        return Call(tensors, scalars), self._program({**bound, **tensors})
+        return Call(tensors, scalars, sms), self._program({**bound, **tensors})
 
-    def _launch(self, program: Program, call: Call, group: Group) -> None:
-        from pk.runtime import launch, module
+    def _limit(self, owner: Group, sms: int | None) -> None:
+        most = owner.sms or MAX_SMS
+        if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or not 1 <= sms <= most):
+            raise errors.ArgumentError(
+                f"kernel `{self.name}` is called with sms={sms!r}, and this rank may fill 1 to {most} SMs.\n"
+                "  Pass a smaller number, or leave it out."
+            )
+
+    def _request(self, program: Program, call: Call, group: Group) -> Request:
+        from pk.runtime import launch, module, multicast
+        from pk.runtime.context import refuse_capture
 
         try:
-            loaded = module.load(program.binary, program.source.entry)
+            multicast.refuse(program.source)
+            if not module.loaded(program.binary, program.source.entry):
+                refuse_capture(group, f"kernel `{self.name}` is called for the first time and has to be loaded")
+            with group.driver.on(group.gpu):
+                loaded = module.load(program.binary, program.source.entry)
         except errors.PkError as error:
             launch.refuse(group, self.name, error)  # the other ranks must not wait for this launch
         values = program.environment(call, group)
         counters, scratch = program.counters(values), program.scratch(values)
-        launch.launch(
+        return launch.Call(
             group,
             program.source,
             loaded,
@@ -195,6 +304,7 @@ class Kernel:
             counters,
             {name: (shape, torch_dtype(dtype)) for name, (shape, dtype) in scratch.items()},
             self._identity(program, call, counters, scratch),
+            call.sms,
         )
 
     def _identity(
@@ -213,10 +323,10 @@ class Kernel:
 
     # --------------------------------------------------------------------------------------------- specialising
     def _program(self, values: dict[str, Any]) -> Program:
-        key = self._specialization(values)
+        key = self._specialization(values), env.multicast()[0]
         with self._lock:
             if key not in self._programs:
-                self._programs[key] = Program(self.fn, key)
+                self._programs[key] = Program(self.fn, *key)
             return self._programs[key]
 
     def _specialization(self, values: dict[str, Any]) -> Specialization:
@@ -271,6 +381,13 @@ class Kernel:
         from pk.runtime.compile import sass
 
         return sass(self.specialise(*args, **kwargs).binary.cubin)
+
+
+@functools.cache
+def _tensor_type() -> type[Any]:
+    import torch
+
+    return torch.Tensor
 
 
 def torch_dtype(dtype: DType) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pk import env, errors
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     """Simulate one launch on all ranks of ``group`` and leave the results in the callers' tensors."""
     _refuse(kernel, program, call, group)
-    payload = {"tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call)}
+    payload = {"tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms}
     constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
     what = f"launch of {kernel.name}({constants})"
     result = group.meet(what, payload, lambda ranks: _simulate(kernel, program, ranks))
@@ -27,13 +28,15 @@ def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) ->
 
 
 def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
-    from pk.sim.run import SimTensor, simulate
+    from pk.sim.run import DEFAULT_SMS, SimTensor, simulate
 
     _agree(kernel, ranks)
     args = [
         {name: SimTensor(*_raw(tensor)) for name, tensor in rank["tensors"].items()} | rank["scalars"] for rank in ranks
     ]
-    simulate(program.ir, args, sms=int(env.get("PK_SIM_SMS")) or None, seed=int(env.get("PK_SEED")))
+    limits = [rank["sms"] for rank in ranks if rank["sms"] is not None]
+    sms, seed = min([int(env.get("PK_SIM_SMS")) or DEFAULT_SMS, *limits]), int(env.get("PK_SEED"))
+    simulate(program.ir, args, sms=sms, seed=seed, multicast=env.multicast()[0])
     return [rank["tensors"] for rank in ranks]
 
 
@@ -81,3 +84,7 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
             symm.lookup(tensor, group, name)
         if name in program.tiled and tensor.numel():
             validate(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
+    for name, (shape, dtype) in program.scratch(program.environment(call, group)).items():
+        if name in program.tiled and all(shape):
+            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            validate(name, dtype.name, shape, strides)

@@ -12,7 +12,7 @@ def describe(plan: Plan) -> str:
     shared = f"{plan.shared_bytes} bytes of shared memory"
     lines = [f"plan of {plan.kernel.name}: {plan.threads} threads, {registers}, {shared}"]
     for c in plan.classes:
-        lines += _class(c, plan.comm_sms)
+        lines += _class(c)
     lines.append("tensor maps")
     for m in plan.maps:
         who = "every rank" if m.everyone else "own"
@@ -27,9 +27,13 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _class(c: ClassPlan, comm_sms: int) -> list[str]:
-    title = f"class {c.name}" + (f" ({comm_sms} blocks)" if c.name == "communicator" else "")
-    return [title, *map(_role, c.roles), *(line for p in c.pipelines for line in _pipeline(p))]
+def _class(c: ClassPlan) -> list[str]:
+    title = f"class {c.name}" + (f" ({c.sms} blocks)" if c.name != "compute" else "") + ", dynamic" * c.dynamic
+    private = [
+        f"  shared {t.name} {'x'.join(map(str, t.tile.shape))} {t.tile.dtype} at {t.offset}, swizzle {t.swizzle}"
+        for t in c.private
+    ]
+    return [title, *map(_role, c.roles), *(line for p in c.pipelines for line in _pipeline(p)), *private]
 
 
 def _role(r: RolePlan) -> str:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from pk.artifact import Source
-from pk.codegen import options, render
+from pk.codegen import grid, options, render
 from pk.codegen.lines import mapped
 from pk.codegen.names import Names
 from pk.codegen.params import Params, poisoned
 from pk.codegen.params import layout as layout_params
-from pk.codegen.plan import Plan, site_names
+from pk.codegen.plan import Plan
 from pk.codegen.plan import plan as make_plan
+from pk.codegen.sites import site_names
 from pk.codegen.statements import Statements
 from pk.ir import nodes as ir
+from pk.ir import vectors
 
 
-def generate(kernel: ir.Kernel, arch: str = "sm_90a") -> Source:
+def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False) -> Source:
     """Emit ``kernel``, which has passed :func:`pk.ir.check.check`, for ``arch``.
+
+    ``multicast``: what goes to or comes from every rank passes through NVLink multicast addresses (``store_async`` and
+    ``store_add_async`` to a whole Parallel, ``signal_all``, ``barrier``, ``reduce``, ``all_reduce``), which the runtime
+    must provide.
 
     Raises:
         NotConstant: see :func:`pk.codegen.plan.plan`.
         ValueError: pk emits no code for ``arch``.
     """
-    plan = make_plan(kernel)
+    plan = make_plan(kernel, multicast)
     params = layout_params(plan, Names())
     return Source(
         name=kernel.name,
@@ -39,6 +45,10 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a") -> Source:
         uses_signals=plan.uses_signals,
         registers=plan.registers,
         comm_sms=plan.comm_sms,
+        by_rows=vectors.row_tensors(kernel),
+        cluster=plan.cluster,
+        least_blocks=grid.least(plan),
+        multicast=bool(plan.multicast) or any(m.multicast for m in plan.maps),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pk.codegen.builtins import Builtins
 from pk.codegen.facts import Facts
 from pk.codegen.names import Names
@@ -22,6 +24,7 @@ class Expressions:
 
     def __init__(self, params: Params, names: Names, facts: Facts, builtins: Builtins) -> None:
         self._params, self._names, self._facts, self._builtins = params, names, facts, builtins
+        self.calls: Callable[[ir.Call], str] = _no_calls  # writes ops that yield scalars and index vectors
 
     def __call__(self, e: ir.Operand, above: int = ARGUMENT) -> str:
         """The text of ``e``, in parentheses if an operator of precedence ``above`` would tear it apart."""
@@ -45,6 +48,8 @@ class Expressions:
             return self._binary(e)
         if isinstance(e, ir.Select):
             return f"{self(e.cond, 3)} ? {self(e.x, 2)} : {self(e.y, 2)}", 1
+        if isinstance(e, ir.Call):
+            return self.calls(e), ATOM
         raise AssertionError(f"not a scalar expression: {e!r}")
 
     def _unary(self, e: ir.Unary) -> tuple[str, int]:
@@ -64,18 +69,31 @@ class Expressions:
         if e.op == "/" and e.type.dtype.kind == "float":
             return f"{self._as_float(e.x, 9)} / {self._as_float(e.y, 10)}", 9
         if e.op in ("//", "%") and not self._facts.plain_division(e):
-            return self._function("floor_div" if e.op == "//" else "floor_mod", e.x, e.y)
+            return self._by_shift(e) or self._function("floor_div" if e.op == "//" else "floor_mod", e.x, e.y)
         if e.op == "+" and isinstance(e.y, ir.Const) and e.y.value == 0:
             return self._write(e.x)
         text, precedence = OPERATORS[e.op]
         # The right operand of an operator of the same rank keeps its parentheses: a - (b - c).
         return f"{self(e.x, precedence)} {text} {self(e.y, precedence + 1)}", precedence
 
+    def _by_shift(self, e: ir.Binary) -> tuple[str, int] | None:
+        """Floor division by a power of two: an arithmetic shift; its remainder: the low bits."""
+        d = e.y.value if isinstance(e.y, ir.Const) else 0
+        if not isinstance(d, int) or d < 2 or d & (d - 1):
+            return None
+        if e.op == "//":
+            return f"({self(e.x, OPERATORS['+'][1])} >> {d.bit_length() - 1})", ATOM
+        return f"({self(e.x, OPERATORS['+'][1])} & {d - 1})", ATOM
+
     def _function(self, name: str, *arguments: ir.Expr) -> tuple[str, int]:
         return f"{name}({', '.join(map(self, arguments))})", ATOM
 
     def _as_float(self, e: ir.Expr, above: int) -> str:
         return self(e, above) if e.type.dtype.kind == "float" else f"float({self(e)})"
+
+
+def _no_calls(e: ir.Call) -> str:
+    raise AssertionError(f"not a scalar expression: {e!r}")
 
 
 def literal(e: ir.Const) -> str:

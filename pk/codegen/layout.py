@@ -1,25 +1,22 @@
 """Shared-memory tiles and TMA boxes: the one rule that plan, templates and device headers share.
 
-A tile (R, C) whose rows are B bytes is stored as column panels of ``w`` bytes, w the widest swizzle that divides B.  A
-panel holds R rows of w bytes, swizzled in the TMA pattern of w; panel p starts at byte p * R * w of a 1024-byte aligned
-tile. One TMA operation moves one panel of at most 256 rows.
+A tile (R, C) whose rows are B bytes is stored as column panels of ``w`` bytes.  If R is a multiple of 8, w is the widest
+swizzle that divides B, and a panel holds R rows of w bytes, swizzled in the TMA pattern of w.  Other tiles (vectors,
+short rows) are not swizzled, and w is as wide as a box may be.  Panel p starts at byte p * R * w of a 1024-byte aligned
+tile.  One TMA operation moves one panel of at most 256 rows.
 """
 
 from __future__ import annotations
 
-from pk.ir.rules import TMA_BOX, swizzle_bytes
+from pk.ir.rules import TMA_BOX, panel_bytes, swizzle
 from pk.ir.types import Tile
 
-
-def swizzle(tile: Tile) -> int:
-    """Swizzle width of ``tile`` in bytes: 128, 64 or 32, or 0 when its rows are too short for any."""
-    width = swizzle_bytes(tile)
-    return width if width in (128, 64, 32) else 0
+__all__ = ["box", "box_rows", "panel_columns", "swizzle"]
 
 
 def panel_columns(tile: Tile) -> int:
     """Elements in a row of one panel."""
-    return swizzle_bytes(tile) // tile.dtype.itemsize
+    return panel_bytes(tile) // tile.dtype.itemsize
 
 
 def box_rows(tile: Tile) -> int:

@@ -14,12 +14,16 @@ KEYWORDS = frozenset(
 )
 # Words of the emitted text and of the device headers that it calls without a qualifier.
 RESERVED = frozenset(
-    """abs accumulator alive at barrier bf16 blocks cast columns communicator communicator_blocks communicator_kernel
-    config consumer context coordinate coordinate_in_groups ctx cursor device_assert e4m3 e5m2 enter f16 fill filled fill_nan floor_div
+    """ci columns element_of elements exchanged expf fill greatest least gelu gelu_tanh linear_tile load_element log2f logf
+    multiply_add narrow_element power_of_two reduce_cols reduce_max reduce_min reduce_rows reduce_sum ri rsqrtf sigmoid silu
+    sqrtf store_element store_element_everywhere store_everywhere tanhf widen_element
+    all_reduce all_reduce_multicast barrier_multicast combine headers_multicast packet peer_view reduce reduce_multicast
+    signal_all_multicast signal_multicast tensor_view wait_multicast window abs accumulator alive at barrier bf16 blocks cast columns communicator communicator_blocks communicator_kernel
+    adds claims deferred mma_order signal_next signals_begin stagger team_turn tasks_before cluster_barrier cluster_rank config consumer context coordinate coordinate_in_groups ctx cursor device_assert e4m3 e5m2 enter f16 fill filled fill_nan floor_div
     floor_mod ceil_div full launch launch_begin launch_close launch_open launch_role launch_state leave load
     load_async loader main_kernel max max_ranks mbarrier memory min mma mma_finish p params pipeline pk prefetch
-    publish rank_from register_tile registers_decrease registers_increase role s32 shared shared_map shared_tile
-    signal signal_all signal_array site store store_add_async store_async store_wait storer task team tensor_map
+    publish rank_from is_real register_tile registers_decrease registers_increase role s32 shared shared_map shared_tile
+    signal signal_all signal_array site store store_add_async store_async store_wait storer task task_claims task_slots team tensor_map
     to transposed u16 u32 u64 u8 wait warp warp_index zero""".split()
 )
 

@@ -19,6 +19,7 @@ class SharedText:
     full: str
     type: Tile
     transposed: bool
+    private: bool = False  # in no pipeline
 
     @property
     def operand(self) -> str:
@@ -28,13 +29,30 @@ class SharedText:
 
 @dataclass(frozen=True, slots=True)
 class RegisterType:
-    """The C++ type of a register tile: ``rows`` are those of one warpgroup."""
+    """The C++ type of a register tile.
+
+    A fragment: ``rows`` are those of one warpgroup.  Linear: all rows, ``share`` of the role's ``warps`` hold one together.
+    """
 
     element: str
     rows: int
     cols: int
+    warps: int = 0
+    share: int = 0
+
+    @property
+    def fragment(self) -> bool:
+        """Whether it is laid out as the tensor core has it."""
+        return not self.warps
+
+    @property
+    def matrix(self) -> bool:
+        """Whether it is a fragment that ldmatrix and stmatrix move: no vector."""
+        return self.fragment and self.rows > 1 and self.cols > 1
 
     def __str__(self) -> str:
+        if self.warps:
+            return f"linear_tile<{self.element}, {self.rows}, {self.cols}, {self.warps}, {self.share}>"
         return f"register_tile<{self.element}, {self.rows}, {self.cols}>"
 
 
@@ -45,21 +63,30 @@ class WindowText:
     map: str
     everyone: bool
     coord: tuple[str, ...]
+    shared: bool = False  # a load that the blocks of a cluster make together
 
 
 @dataclass(frozen=True, slots=True)
 class CounterText:
-    """One counter: the role's view of its array, and its flat index."""
+    """One counter: the role's view of its array, its flat index, and ``each`` index by itself (an index vector may be)."""
 
     array: str
     index: str
+    each: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where an op stands: the name of its site, empty if it cannot wait."""
+    """Where an op stands: the name of its site, empty if it cannot wait.
+
+    ``in_network``: in a kernel that uses multicast addresses; ``headers``: the one of the ranks' counters.
+    """
 
     site: str
+    in_network: bool = False
+    headers: str = ""
+    lanes: int = 0  # elements of the index vectors among the operands
+    deferred: bool = False  # in a role whose signals wait in a queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +107,9 @@ class Operands:
     def __call__(self, operand: ir.Operand) -> object:
         """The text of one operand, or the record of it that its macro takes apart."""
         if isinstance(operand, ir.Shared):
+            if operand.private:
+                text = f"shared.{shared_member(operand.field)}"
+                return SharedText(text, "", operand.type, operand.transposed, private=True)
             held = self.held[operand.pipeline]
             return SharedText(
                 f"{held.stage}.{shared_member(operand.field)}", held.full, operand.type, operand.transposed
@@ -90,15 +120,22 @@ class Operands:
             return self.counter(operand)
         return self._scalar(operand)
 
-    def window(self, memory: ir.Memory, tile: Tile) -> WindowText:
+    def window(self, memory: ir.Memory | ir.Choose, tile: Tile, shared: bool = False) -> WindowText:
         """``memory`` as the map and coordinates through which ``tile`` moves."""
-        m = self._plan.map_of(memory, tile)
+        if isinstance(memory, ir.Choose):
+            x, y = (self.window(side, tile, shared) for side in (memory.x, memory.y))
+            cond = self._scalar(memory.cond, 3)
+            coord = (a if a == b else f"{cond} ? {a} : {b}" for a, b in zip(x.coord, y.coord, strict=True))
+            return WindowText(f"({cond} ? {x.map} : {y.map})", False, tuple(coord), shared)
+        m = self._plan.map_of(memory, tile, shared)
         name = f"p.{m.name}"
         if m.everyone and not memory.everyone:
             name += f"[{self._scalar(memory.rank if memory.rank is not None else ir.Rank())}]"
-        return WindowText(name, memory.everyone, tuple(self._scalar(c) for c in memory.coord))
+        each = memory.everyone and not m.multicast
+        return WindowText(name, each, tuple(self._scalar(c) for c in memory.coord), shared)
 
     def counter(self, signal: ir.Signal) -> CounterText:
         """``signal`` as the role's view of its array and the flat index in it."""
         array = self._names.local(signal.signals, "signals")
-        return CounterText(array, f"{array}.index({', '.join(map(self._scalar, signal.index))})")
+        each = tuple(map(self._scalar, signal.index))
+        return CounterText(array, f"{array}.index({', '.join(each)})", each)

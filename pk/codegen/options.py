@@ -16,6 +16,8 @@ def flags(arch: str) -> tuple[str, ...]:
     return (
         f"--gpu-architecture={arch}",
         "--std=c++17",
+        "--fmad=false",  # every operation rounds, as the language promises; pk.fma is the exception
         "--ptxas-options=-v",  # registers and spills, read from the log at every build
         "--generate-line-info",  # a profiler shows the user's Python lines
+        "--diag-suppress=177",  # a name of shared code that this role does not need after all
     )

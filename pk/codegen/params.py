@@ -16,14 +16,17 @@ from pk.artifact import MAX_RANKS, Field, FieldKind, TensorMap
 from pk.codegen.names import Names
 from pk.codegen.plan import Plan
 from pk.ir import nodes as ir
+from pk.ir.split import counters_of
 
 MAP_BYTES, CONTEXT_BYTES, ALIGNMENT = 128, 128, 64
 SIZES: dict[FieldKind, int] = {
     "map": MAP_BYTES,
     "maps": MAP_BYTES * MAX_RANKS,
+    "multicast_map": MAP_BYTES,
     "context": CONTEXT_BYTES,
     "pointer": 8,
     "pointers": 8 * MAX_RANKS,
+    "multicast": 8,
     "int": 4,
     "float": 4,
 }
@@ -45,6 +48,10 @@ class Params:
         """What names ``tensor``'s address: a member of kind ``pointers`` (an array, by rank) or ``pointer``."""
         return next(f.name for f in sorted(self.fields, key=lambda f: f.kind != "pointers")
                     if f.key == tensor and f.kind in ("pointers", "pointer"))  # fmt: skip
+
+    def multicast(self, tensor: str) -> str:
+        """The member with the multicast address of ``tensor``; "": of the headers."""
+        return next(f.name for f in self.fields if f.kind == "multicast" and f.key == tensor)
 
     def poison(self, tensor: str) -> str:
         """Arguments of ``fill_nan`` for ``tensor``: address, shape, strides."""
@@ -73,12 +80,15 @@ def poisoned(plan: Plan) -> tuple[str, ...]:
 def _members(plan: Plan) -> Iterator[tuple[str, FieldKind, str, TensorMap | None]]:
     kernel = plan.kernel
     for m in plan.maps:
-        yield m.name, "maps" if m.everyone else "map", m.tensor, TensorMap(m.tensor, m.box, m.swizzle)
+        kind: FieldKind = "multicast_map" if m.multicast else "maps" if m.everyone else "map"
+        yield m.name, kind, m.tensor, TensorMap(m.tensor, m.box, m.swizzle)
     yield "ctx", "context", "", None
     for t in dict.fromkeys((*poisoned(plan), *(t for t, everyone in plan.addressed if not everyone))):
         yield t, "pointer", t, None
     for t in (t for t, everyone in plan.addressed if everyone):
         yield f"{t}_peers", "pointers", t, None
+    for t in plan.multicast:
+        yield f"{t or 'headers'}_multicast", "multicast", t, None
     for name, key in _unique((*_dims(plan), *_strides(plan), *_signals(kernel))):
         yield name, "int", key, None
     for s in sorted(kernel.scalars, key=lambda s: s.type.dtype.kind == "float"):  # ints before floats
@@ -101,7 +111,7 @@ def _strides(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _signals(kernel: ir.Kernel) -> Iterator[tuple[str, str]]:
-    for s in kernel.signals:
+    for s in counters_of(kernel):
         yield f"{s.name}_offset", f"{s.name}.offset"
         for axis in range(len(s.shape)):
             yield f"{s.name}_shape_{axis}", f"{s.name}.{axis}"

@@ -12,35 +12,41 @@ threads: none.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pk.artifact import Site
-from pk.codegen import layout
+from pk.codegen import cluster, deferred, layout, turns
 from pk.codegen.facts import Facts
+from pk.codegen.sites import remote_access, remote_windows, site_names, site_of, sites_of
 from pk.errors import NotConstant
 from pk.ir import nodes as ir
 from pk.ir import split
 from pk.ir.budget import tile_bytes
+from pk.ir.layout import Layouts, exchange_slots
+from pk.ir.layout import groups as warpgroups
 from pk.ir.ops import TABLE
 from pk.ir.rules import RESERVED_SHARED
 from pk.ir.types import Tile
 
 # Threads of a block -> setmaxnreg of its consumers, of its producer warpgroup.
 REGISTERS = {384: (232, 40), 512: (152, 56)}
+# The same if roles of the producer warpgroup reckon with what they read from memory, or keep their place in three
+# pipelines and more: 40 spill a few.
+READING = REGISTERS | {384: (224, 56)}
 # TMA op -> positions of its operands: memory, shared tile.
 MOVES = {"load_async": (1, 0), "store_async": (0, 1), "store_add_async": (0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """One tile of a stage; ``offset`` counts from the start of the stage."""
+    """One tile of a stage; ``offset`` counts from the start of the stage.  ``by_rows``: copied row by row, not by TMA."""
 
     name: str
     tile: Tile
     offset: int
     swizzle: int
+    by_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class PipelinePlan:
     full_arrivals: int
     empty_arrivals: int
     span: ir.Span = field(default=ir.NOWHERE, compare=False, repr=False)
+    sharers: int = 1  # blocks of a cluster that fill each other's stages
 
     def tile(self, name: str) -> TilePlan:
         """The tile called ``name``."""
@@ -74,6 +81,14 @@ class RolePlan:
     body: ir.Block = field(repr=False)
     facts: Facts = field(repr=False)
     remote: bool
+    shared_loads: tuple[ir.Do, ...] = field(default=(), repr=False)  # of a loader, made together with the other block
+    teams: int = 1  # of so many warps each, which take tasks in turn
+    stagger: int = 0  # warpgroups that multiply in turn
+    defers: int = 0  # bulk groups under way when the signals of older ones leave; 0: a signal waits for all
+
+    def shares(self, s: ir.Do) -> bool:
+        """Whether ``s`` (the node itself) is a load that the blocks of a cluster make together."""
+        return any(s is load for load in self.shared_loads)
 
     @property
     def name(self) -> str:
@@ -81,8 +96,13 @@ class RolePlan:
         return self.kind if self.block_class == "compute" else f"{self.block_class} {self.kind}"
 
     @property
+    def all_warps(self) -> int:
+        """Warps of all teams."""
+        return self.warps * self.teams
+
+    @property
     def threads(self) -> int:
-        """Threads of the role that take part in its barriers."""
+        """Threads of the role (of one team) that take part in its barriers."""
         return 32 * self.warps
 
 
@@ -95,6 +115,27 @@ class ClassPlan:
     pipelines: tuple[PipelinePlan, ...]
     warpgroups: int  # consumer warpgroups
     tile_bytes: int
+    private: tuple[TilePlan, ...] = ()  # tiles in no pipeline; ``offset`` counts from the first tile of the block
+    sms: int = 0  # blocks that a communicator asks for
+    dynamic: bool = False  # blocks claim their tasks
+    cluster: int = 1  # blocks that take neighbouring tasks together
+    exchange: int = 0  # words of a thread that warps exchange in reductions
+    turns: tuple[str, ...] = ()  # pipelines that the teams of the consumer use in turn
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of shared memory in which warps exchange the partial results of reductions."""
+        return 4 * self.exchange * self.exchange_warps * 32
+
+    @property
+    def exchange_warps(self) -> int:
+        """Warps that do: those of the one role that has several."""
+        return max(r.warps for r in self.roles)
+
+    @property
+    def teams(self) -> int:
+        """Teams of the consumer, which take tasks in turn."""
+        return max(r.teams for r in self.roles)
 
     @property
     def prefix(self) -> str:
@@ -108,13 +149,17 @@ class ClassPlan:
 
 @dataclass(frozen=True, slots=True)
 class MapPlan:
-    """A tensor map of the parameter block; ``everyone``: an array with one map a rank, not only this rank's own."""
+    """A tensor map of the parameter block.
+
+    ``everyone``: an array with one map a rank, not only this rank's own; ``multicast``: one map for all ranks at once.
+    """
 
     name: str
     tensor: str
     box: tuple[int, ...]
     swizzle: int
     everyone: bool
+    multicast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +179,8 @@ class Plan:
     remote: bool
     uses_signals: bool
     comm_sms: int
+    in_network: bool = False  # generated for NVLink multicast
+    multicast: tuple[str, ...] = ()  # tensors whose multicast address threads need; "" for the counters
 
     @property
     def launch_warp(self) -> int:
@@ -147,22 +194,32 @@ class Plan:
 
     @property
     def communicator(self) -> ClassPlan | None:
-        """The class of ``with pk.communicator``, if there is one."""
+        """The class of the first ``with pk.communicator``, if there is one."""
         return self.classes[1] if len(self.classes) > 1 else None
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a thread-block cluster."""
+        return max(c.cluster for c in self.classes)
+
+    @property
+    def communicators(self) -> tuple[ClassPlan, ...]:
+        """The classes of ``with pk.communicator``, whose blocks come first in the grid, in this order."""
+        return self.classes[1:]
 
     def pipeline(self, name: str) -> PipelinePlan:
         """The pipeline called ``name``."""
         return next(p for c in self.classes for p in c.pipelines if p.name == name)
 
-    def map_of(self, memory: ir.Memory, tile: Tile) -> MapPlan:
-        """The tensor map through which ``tile`` moves from or to ``memory``."""
-        box = layout.box(tile, len(memory.coord))
-        key = (memory.tensor, box, layout.swizzle(tile))
-        return next(m for m in self.maps if (m.tensor, m.box, m.swizzle) == key)
+    def map_of(self, memory: ir.Memory, tile: Tile, shared: bool = False) -> MapPlan:
+        """The tensor map through which ``tile`` moves from or to ``memory``; ``shared``: half of it, in a cluster."""
+        box = (cluster if shared else layout).box(tile, len(memory.coord))
+        key = (memory.tensor, box, layout.swizzle(tile), self.in_network and memory.everyone)
+        return next(m for m in self.maps if (m.tensor, m.box, m.swizzle, m.multicast) == key)
 
     def site(self, role: RolePlan, op: str, what: str, span: ir.Span) -> str:
         """C++ name of a site; see :class:`pk.artifact.Site`."""
-        return site_names(self.sites)[self.sites.index(_site(role.name, op, what, span))]
+        return site_names(self.sites)[self.sites.index(site_of(role.name, op, what, span))]
 
     def __str__(self) -> str:
         from pk.codegen.describe import describe
@@ -170,48 +227,69 @@ class Plan:
         return describe(self)
 
 
-def plan(kernel: ir.Kernel) -> Plan:
-    """Plan ``kernel``, which has passed :func:`pk.ir.check.check`.
+def plan(kernel: ir.Kernel, multicast: bool = False) -> Plan:
+    """Plan ``kernel``, which has passed :func:`pk.ir.check.check`; ``multicast``: see :func:`pk.codegen.emit.generate`.
 
     Raises:
         NotConstant: the communicator's number of SMs is not known at compile time.
     """
-    bodies = {"compute": kernel.compute}
-    if kernel.communicator is not None:
-        bodies["communicator"] = kernel.communicator.body
-    threads = max(_threads(body) for body in bodies.values())
+    bodies = dict(kernel.classes)
+    threads = 128 * (warpgroups(kernel) + 1)  # one for the producers
     classes = tuple(_class(kernel, name, body, threads) for name, body in bodies.items())
-    shared = max(c.tile_bytes for c in classes)
+    shared = max(c.tile_bytes + c.exchange_bytes for c in classes)
     roles = [r for c in classes for r in c.roles]
     return Plan(
         kernel=kernel,
         threads=threads,
-        registers=REGISTERS.get(threads, (0, 0)) if classes[0].warpgroups else (0, 0),
+        registers=_registers(threads, classes[0]),
         classes=classes,
-        maps=_maps(kernel, roles),
+        maps=_maps(roles, multicast),
         addressed=_addressed(roles),
         dims=_dims(kernel, roles),
         shared_bytes=shared + RESERVED_SHARED,
-        sites=_sites(classes),
+        sites=sites_of(classes),
         outputs=_outputs(kernel, roles),
         remote=any(_touches_users_parallel(kernel, r) for r in roles),
-        uses_signals=bool(kernel.signals),
-        comm_sms=_comm_sms(kernel),
+        uses_signals=bool(split.counters_of(kernel)),
+        comm_sms=sum(c.sms for c in classes),
+        in_network=multicast,
+        multicast=_multicast(kernel, roles) if multicast else (),
     )
 
 
 # ---------------------------------------------------------------------------------------------- classes and roles
-def _threads(body: ir.Block) -> int:
-    """Threads that a class asks for: its consumer warpgroups (a team: one) and a producer warpgroup."""
-    team = split.roles_of(body) == ("team",)
-    return 128 * (1 if team else split.warpgroups_of(body)) + 128
+def _registers(threads: int, compute: ClassPlan) -> tuple[int, int]:
+    """The register split of the class that computes."""
+    if not compute.warpgroups:
+        return (0, 0)
+    bodies = [r.body for r in compute.roles if r.warps == 1]
+    operands = split.walk(o for b in bodies for s in split.statements(b) for o in split.expressions(s))
+    reads = any(isinstance(o, ir.Call) and any(isinstance(m, ir.Memory) for m in o.operands) for o in operands)
+    busy = any(len({s.pipeline for s in split.statements(b) if isinstance(s, ir.Stage)}) > 2 for b in bodies)
+    return (READING if reads or busy else REGISTERS).get(threads, (0, 0))
 
 
 def _class(kernel: ir.Kernel, name: str, body: ir.Block, threads: int) -> ClassPlan:
     groups = split.warpgroups_of(body)
     roles = tuple(_role(kernel, name, kind, body, groups, threads) for kind in split.roles_of(body))
-    pipelines, used = _pipelines(kernel, name, body, groups)
-    return ClassPlan(name, roles, pipelines, groups, used)
+    pipelines, used = _pipelines(kernel, name, body, groups, roles)
+    private = []
+    for t in kernel.shared:
+        if t.owner == name:
+            private.append(TilePlan(t.name, t.type, used, layout.swizzle(t.type)))
+            used += tile_bytes(t.type)
+    communicator = dict(zip([n for n, _ in kernel.classes[1:]], kernel.communicators, strict=True)).get(name)
+    sms = _comm_sms(communicator) if communicator else 0
+    paired = cluster.cluster_of(body)
+    exchange = max(
+        exchange_slots(r.body, Layouts(r.body, r.warps)) if r.kind in ("consumer", "team") else 0 for r in roles
+    )
+    teams = split.teams_of(body)
+    in_turn = turns.pipelines_in_turn(next(r.body for r in roles if r.kind == "consumer")) if teams > 1 else ()
+    turns.few_enough(body, in_turn, exchange, teams)
+    return ClassPlan(
+        name, roles, pipelines, groups, used, tuple(private), sms, split.is_dynamic(body), paired, exchange, in_turn
+    )
 
 
 def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, groups: int, threads: int) -> RolePlan:
@@ -226,25 +304,18 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
     mine = split.slice_role((*kernel.prologue, *body), "loader" if kind == "team" else kind)
     facts = Facts.of(mine)
     remote = any(remote_access(s, facts) for s in split.statements(mine))
-    return RolePlan(kind, name, first, warps, mine, facts, remote)
+    shared = cluster.shared_loads(mine) if kind == "loader" else ()
+    consumer = next((s for s in split.statements(body) if isinstance(s, ir.Role) and s.kind == kind == "consumer"), None)
+    teams, stagger = (consumer.teams, groups * consumer.stagger) if consumer else (1, 0)
+    behind = deferred.behind(kernel, kind, mine)
+    return RolePlan(kind, name, first, warps, mine, facts, remote, shared, teams, stagger, behind)
 
 
-def remote_access(s: ir.Statement, facts: Facts) -> bool:
-    """Whether a statement itself (not the blocks inside it) touches another rank's memory or counters."""
-    if isinstance(s, ir.Do) and s.op in ("signal_all", "barrier"):
-        return True
-    if isinstance(s, ir.Do) and s.op in ("signal", "signal_each") and not facts.is_own_rank(s.operands[1]):
-        return True
-    return bool(remote_windows(s, facts))
-
-
-def remote_windows(s: ir.Statement, facts: Facts) -> list[ir.Memory]:
-    """Other ranks' memory that a statement itself touches."""
-    return [o for o in split.walk(split.expressions(s)) if isinstance(o, ir.Memory) and facts.is_remote(o)]
-
-
-def _pipelines(kernel: ir.Kernel, name: str, body: ir.Block, groups: int) -> tuple[tuple[PipelinePlan, ...], int]:
+def _pipelines(
+    kernel: ir.Kernel, name: str, body: ir.Block, groups: int, roles: tuple[RolePlan, ...]
+) -> tuple[tuple[PipelinePlan, ...], int]:
     used = _stage_roles(body)
+    shared = {o.pipeline for r in roles for s in r.shared_loads for o in s.operands if isinstance(o, ir.Shared)}
     at, planned = 0, []
     for p in kernel.pipelines:
         if p.name not in used:
@@ -252,8 +323,11 @@ def _pipelines(kernel: ir.Kernel, name: str, body: ir.Block, groups: int) -> tup
         ends = used[p.name]
         tiles, size = _stage(p)
         full, empty = (4 * groups if ends[mode] == "consumer" else 1 for mode in ("fill", "drain"))  # one a warp
+        sharers = cluster.BLOCKS if p.name in shared else 1
         planned.append(
-            PipelinePlan(p.name, p.stages, tiles, at, size, ends["fill"], ends["drain"], full, empty, p.span)
+            PipelinePlan(
+                p.name, p.stages, tiles, at, size, ends["fill"], ends["drain"], full, empty * sharers, p.span, sharers
+            )
         )
         at += p.stages * size
     return tuple(planned), at
@@ -262,8 +336,9 @@ def _pipelines(kernel: ir.Kernel, name: str, body: ir.Block, groups: int) -> tup
 def _stage(p: ir.Pipeline) -> tuple[tuple[TilePlan, ...], int]:
     at, tiles = 0, []
     for name, tile in p.tiles:
-        tiles.append(TilePlan(name, tile, at, layout.swizzle(tile)))
-        at += tile_bytes(tile)
+        by_rows = name in p.by_rows
+        tiles.append(TilePlan(name, tile, at, 0 if by_rows else layout.swizzle(tile), by_rows))
+        at += tile_bytes(tile, by_rows)
     return tuple(tiles), at
 
 
@@ -278,15 +353,12 @@ def _stage_roles(body: ir.Block) -> dict[str, dict[str, ir.RoleKind]]:
     return found
 
 
-def _comm_sms(kernel: ir.Kernel) -> int:
-    if kernel.communicator is None:
-        return 0
-    sms = kernel.communicator.sms
-    if isinstance(sms, ir.Const):
-        return int(sms.value)
+def _comm_sms(communicator: ir.Communicator) -> int:
+    if isinstance(communicator.sms, ir.Const):
+        return int(communicator.sms.value)
     raise NotConstant(
         "the number of communicator SMs is not known when the kernel is compiled",
-        kernel.communicator.span,
+        communicator.span,
         "Pass a number or a `pk.constexpr` parameter as `sms`.",
     )
 
@@ -298,18 +370,26 @@ def moves(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Do, ir.Memory, i
         for s in split.statements(r.body):
             if isinstance(s, ir.Do) and s.op in MOVES:
                 at, tile = (s.operands[i] for i in MOVES[s.op])
-                assert isinstance(at, ir.Memory)
                 assert isinstance(tile, ir.Shared)
-                yield r, s, at, tile
+                for window in sides(at):
+                    yield r, s, window, tile
+
+
+def sides(at: ir.Operand) -> list[ir.Memory]:
+    """A window, or those that a condition chooses from."""
+    if isinstance(at, ir.Choose):
+        return sides(at.x) + sides(at.y)
+    assert isinstance(at, ir.Memory)
+    return [at]
 
 
 def direct(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Memory]]:
     """Every window that threads reach by pointer: all but those that TMA moves."""
     for r in roles:
         for s in split.statements(r.body):
-            moved = s.operands[MOVES[s.op][0]] if isinstance(s, ir.Do) and s.op in MOVES else None
+            moved = sides(s.operands[MOVES[s.op][0]]) if isinstance(s, ir.Do) and s.op in MOVES else []
             for o in split.walk(split.expressions(s)):
-                if isinstance(o, ir.Memory) and o is not moved:
+                if isinstance(o, ir.Memory) and not any(o is m for m in moved):
                     yield r, o
 
 
@@ -321,10 +401,48 @@ def _addressed(roles: list[RolePlan]) -> tuple[tuple[str, bool], ...]:
     return tuple(found.items())
 
 
-def _maps(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[MapPlan, ...]:
+def windows(s: ir.Statement) -> Iterator[tuple[ir.Memory, bool]]:
+    """Every window of a tensor that a statement itself touches, and whether it writes there."""
+    for e in split.walk(split.expressions(s)):
+        if isinstance(e, ir.Memory):
+            targets = [o for i in TABLE[s.op].writes for o in split.walk((s.operands[i],))] if isinstance(s, ir.Do) else []
+            written = any(o is e for o in targets)
+            yield e, written
+
+
+def combined_in_network(s: ir.Statement, kernel: ir.Kernel) -> str | None:
+    """The tensor whose copies ``s`` can combine in the switch; float32 can only be added there."""
+    if not isinstance(s, ir.Do) or s.op not in ("reduce", "all_reduce"):
+        return None
+    source = s.operands[-1]
+    assert isinstance(source, ir.Memory)
+    return source.tensor if kernel.tensor(source.tensor).dtype.bits == 16 or s.attr("op") == "sum" else None
+
+
+def _multicast(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[str, ...]:
+    """What threads reach through multicast addresses: tensors, and "" for the counters."""
+    done = [s for r in roles for s in split.statements(r.body) if isinstance(s, ir.Do)]
+    found = dict.fromkeys(t for s in done if (t := combined_in_network(s, kernel)) is not None)
+    counters = ("",) if any(s.op in ("signal_all", "barrier") for s in done) else ()
+    return (*found, *counters)
+
+
+def _maps(roles: list[RolePlan], multicast: bool) -> tuple[MapPlan, ...]:
+    """The maps of all moves, then those of what goes to every rank at once through multicast addresses."""
+    moved = list(moves(roles))
+    plain = _maps_of([m for m in moved if not (multicast and m[2].everyone)])
+    through = _maps_of([m for m in moved if multicast and m[2].everyone])
+    return plain + tuple(
+        MapPlan(m.name.replace("_maps", "_multicast_map"), m.tensor, m.box, m.swizzle, everyone=False, multicast=True)
+        for m in through
+    )
+
+
+def _maps_of(moved: list[tuple[RolePlan, ir.Do, ir.Memory, ir.Shared]]) -> tuple[MapPlan, ...]:
     wanted: dict[tuple[str, tuple[int, ...], int], bool] = {}
-    for r, _, at, tile in moves(roles):
-        key = (at.tensor, layout.box(tile.type, len(at.coord)), layout.swizzle(tile.type))
+    for r, s, at, tile in moved:
+        box = (cluster if r.shares(s) else layout).box(tile.type, len(at.coord))
+        key = (at.tensor, box, layout.swizzle(tile.type))
         wanted[key] = wanted.get(key, False) or r.facts.is_remote(at)
     many = {t: [k for k in wanted if k[0] == t] for t, _, _ in wanted}
     maps = []
@@ -349,7 +467,7 @@ def _dims(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[tuple[str, int], ..
 
 def _outputs(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[str, ...]:
     done = [s for r in roles for s in split.statements(r.body) if isinstance(s, ir.Do)]
-    operands = [s.operands[i] for s in done for i in TABLE[s.op].writes]
+    operands = [o for s in done for i in TABLE[s.op].writes for o in split.walk((s.operands[i],))]
     written = {o.tensor for o in operands if isinstance(o, ir.Memory)}
     return tuple(t.name for t in kernel.tensors if t.name in written)
 
@@ -358,55 +476,3 @@ def _touches_users_parallel(kernel: ir.Kernel, role: RolePlan) -> bool:
     users = {t.name for t in kernel.tensors if t.kind == "parallel"}
     touched = [at for s in split.statements(role.body) for at in remote_windows(s, role.facts)]
     return any(at.tensor in users for at in touched)
-
-
-# -------------------------------------------------------------------------------------------------------- sites
-LAUNCH_SITES = (
-    Site("launch", "entry", "every rank has begun", "", 0, ""),
-    Site("launch", "exit", "every rank has finished", "", 0, ""),
-)
-
-
-def site_names(sites: tuple[Site, ...]) -> list[str]:
-    """A C++ enumerator for each site, such as ``SITE_INPUTS_FILL``."""
-    names: list[str] = []
-    for s in sites:
-        subject = "" if s.role == "launch" or s.op == "assert" else f"{s.what}_"
-        name = base = re.sub(r"\W", "_", f"SITE_{subject}{s.op}".upper())
-        n = 1
-        while name in names:
-            n += 1
-            name = f"{base}_{n}"
-        names.append(name)
-    return names
-
-
-def _site(role: str, op: str, what: str, span: ir.Span) -> Site:
-    return Site(role, op, what, span.file, span.line, span.text.strip().rstrip("\\"))
-
-
-def _sites(classes: tuple[ClassPlan, ...]) -> tuple[Site, ...]:
-    """Every place that may wait, in the order of the emitted text, then the two of the launch itself."""
-    found: dict[Site, None] = {}
-    for c in classes:
-        for r in c.roles:
-            for s in split.statements(r.body):
-                for op, what in waits_of(s, r.facts):
-                    found[_site(r.name, op, what, s.span)] = None
-    return (*found, *LAUNCH_SITES)
-
-
-def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
-    """(op, what) of each wait that a statement itself may do; a remote access waits for the ranks to have begun."""
-    if isinstance(s, ir.Stage):
-        yield s.mode, s.pipeline
-    elif isinstance(s, ir.Assert):
-        yield "assert", s.text
-    elif isinstance(s, ir.Do):
-        first = s.operands[0] if s.operands else None
-        if isinstance(first, ir.Signal):
-            yield s.op, first.signals
-        elif touched := remote_windows(s, facts):
-            yield s.op, touched[0].tensor
-    elif touched := remote_windows(s, facts):
-        yield "load", touched[0].tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pk.codegen import render
+from pk.codegen import grid, render
 from pk.codegen.names import Names, shared_member
 from pk.codegen.params import Params
 from pk.codegen.plan import ClassPlan, Plan, RolePlan, moves
@@ -20,13 +20,16 @@ class Preamble:
         for pipeline in self._pipelines():  # the cursors' names come first: macros build them from the pipeline's
             names.local(f"{shared_member(pipeline)}_at", "cursor")
         # A loop inside another runs many times; the count then runs on as well.
-        again = any(isinstance(s, ir.For) and _contains_tasks(s.body) for s in split.statements(role.body))
+        again = any(isinstance(s, ir.For | ir.While) and _contains_tasks(s.body) for s in split.statements(role.body))
         self.runs_on = len(self._loops) > 1 or again
+        self.defers = 0 if plan.in_network else role.defers
 
     @property
     def step(self) -> str:
-        """C++ expression of the number of blocks of the class."""
-        return "gridDim.x" if self._plan.communicator is None else "blocks"
+        """C++ expression that goes on to the block's next task."""
+        if self._class.dynamic:
+            return f"task = {self._claim()}{' - tasks_before' * self.runs_on}"
+        return "task += " + (grid.blocks(self._class, self._plan) if self._plan.communicator is None else "blocks")
 
     def begin(self) -> str:
         """State, prefetches, cursors, signals, the first task."""
@@ -38,12 +41,27 @@ class Preamble:
             signals=[self._signals(s) for s in self._plan.kernel.signals if s.name in self._used_signals()],
             blocks=self._blocks() if self._loops else "",
             task=self._first_task() if self._loops else "",
+            claims=self._class.dynamic,
+            begun=self._class.dynamic and self.runs_on,
+            turns=self._turns(),
+            stagger=self._role.stagger,
+            defers=self.defers,
         )
 
     def end(self) -> str:
         """What the role waits for before it leaves."""
         filled = [shared_member(p) for p in self._pipelines() if self._fills(p)] if self._role.kind == "loader" else []
-        return render.statement("role_end", filled=filled, stores=self._role.kind == "storer")
+        return render.statement(
+            "role_end",
+            filled=filled,
+            stores=self._role.kind == "storer",
+            turns=self._turns(),
+            stagger=self._role.stagger,
+            defers=self.defers,
+        )
+
+    def _turns(self) -> list[str]:
+        return [shared_member(p) for p in self._class.turns] if self._role.teams > 1 else []
 
     def _pipelines(self) -> list[str]:
         return list(dict.fromkeys(s.pipeline for s in self._stages))
@@ -52,11 +70,11 @@ class Preamble:
         return any(s.pipeline == pipeline and s.mode == "fill" for s in self._stages)
 
     def _own_maps(self) -> list[str]:
-        used = dict.fromkeys(self._plan.map_of(at, tile.type) for _, _, at, tile in moves([self._role]))
+        used = dict.fromkeys(self._plan.map_of(at, t.type, r.shares(s)) for r, s, at, t in moves([self._role]))
         return [m.name for m in used if not m.everyone]
 
     def _used_signals(self) -> set[str]:
-        operands = (o for s in split.statements(self._role.body) for o in split.expressions(s))
+        operands = (o for s in split.statements(self._role.body) for o in split.walk(split.expressions(s)))
         return {o.signals for o in operands if isinstance(o, ir.Signal)}
 
     def _signals(self, s: ir.Signals) -> tuple[str, list[str]]:
@@ -64,13 +82,17 @@ class Preamble:
         return self._names.local(s.name, "signals"), [f"p.{self._params.member(k)}" for k in keys]
 
     def _blocks(self) -> str:
-        if self._plan.communicator is None:
+        if self._plan.communicator is None or self._class.dynamic:
             return ""
-        return "communicator_blocks()" if self._class.prefix else "gridDim.x - communicator_blocks()"
+        return grid.blocks(self._class, self._plan)
 
     def _first_task(self) -> str:
-        behind = self._plan.communicator is not None and not self._class.prefix
-        return "blockIdx.x - communicator_blocks()" if behind else "blockIdx.x"
+        return self._claim() if self._class.dynamic else grid.number(self._class, self._plan)
+
+    def _claim(self) -> str:
+        first = "true" if self._class.roles[0].kind == self._role.kind else "false"
+        offset = self._params.member(f"{self._class.name}.work.offset")
+        return f"shared.claims.next<{first}>(claims_at, role, p.{offset}{', deferred' if self.defers else ''})"
 
 
 def _contains_tasks(block: ir.Block) -> bool:

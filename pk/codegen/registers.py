@@ -1,92 +1,254 @@
-"""Register tiles: expressions of them as C++ values; the headers' tiles have the arithmetic operators."""
+"""Register tiles: a statement on tiles becomes one loop over the elements that a thread holds.
+
+What cannot stand inside that loop (loads, reductions, casts to narrow types) is computed before it, into a tile of its
+own; ``lines`` collects those statements.  A reduction is itself one loop over the expression that it reduces, so that
+what is summed needs no registers.
+"""
 
 from __future__ import annotations
 
 from pk.codegen import render
-from pk.codegen.expressions import OPERATORS, Expressions, float_literal
+from pk.codegen.direct import Direct
+from pk.codegen.expressions import ARGUMENT, ATOM, OPERATORS, UNARY, Expressions, float_literal
 from pk.codegen.names import Names
 from pk.codegen.operands import Operands, RegisterType
 from pk.codegen.plan import RolePlan
 from pk.ir import nodes as ir
 from pk.ir import split
-from pk.ir.types import Tile
+from pk.ir.layout import Layout, Layouts, exchanged, is_grouped
+from pk.ir.types import DType, Tile, boolean, float32, int32
 
-ATOM = 12
+TERNARY = 1  # precedence of ``? :``
+FIRST = {
+    ("sum", "float"): "0.0f", ("max", "float"): float_literal(float("-inf")), ("min", "float"): float_literal(float("inf")),
+    ("sum", "int"): "0", ("max", "int"): "-2147483647 - 1", ("min", "int"): "2147483647",
+}  # fmt: skip
+"""What a reduction begins with."""
+WORDS = {"sum": "total", "max": "most", "min": "fewest", "load": "loaded", "load_global": "loaded", "columns": "part",
+         "cast": "rounded", "iota": "number"}  # fmt: skip
+"""Names of the tiles that hold what a loop needs."""
+OUTSIDE = frozenset(WORDS) - {"cast"}
 
 
 class Registers:
-    """Writes expressions of register tiles."""
+    """Writes statements on register tiles of one role."""
 
-    def __init__(self, names: Names, scalar: Expressions, operand: Operands, role: RolePlan, warpgroups: int) -> None:
-        self._names, self._scalar, self._operand, self._warpgroups = names, scalar, operand, max(warpgroups, 1)
-        self.accumulators = _accumulators(role.body)
+    def __init__(self, names: Names, scalar: Expressions, operand: Operands, direct: Direct, role: RolePlan) -> None:
+        self._names, self._scalar, self._operand, self._direct = names, scalar, operand, direct
+        self._layouts = Layouts(role.body, role.warps)
+        self._temporaries = 0
+        self.accumulators = frozenset(_written_by_mma(role.body))
 
-    def type(self, tile: Tile) -> RegisterType:
-        """The C++ type of ``tile`` as one warpgroup holds it."""
-        return RegisterType(tile.dtype.cuda, tile.rows // self._warpgroups, tile.cols)
+    # ----------------------------------------------------------------------------------------------- types
+    def type(self, tile: Tile, layout: Layout) -> RegisterType:
+        """The C++ type of ``tile`` as a thread of ``layout`` holds it."""
+        if layout.kind == "linear":
+            return RegisterType(tile.dtype.cuda, tile.rows, tile.cols, layout.warps, layout.share)
+        rows = 1 if tile.rows == 1 else tile.rows * 4 // layout.warps
+        return RegisterType(tile.dtype.cuda, rows, tile.cols)
+
+    def layout(self, e: ir.Operand) -> Layout:
+        """The layout in which expression ``e`` is computed."""
+        return self._layouts.of(e)
 
     def declared(self, v: ir.Var) -> str:
         """The type that variable ``v`` is declared with: one that an mma adds to is an accumulator."""
         assert isinstance(v.type, Tile)
-        kind = self.type(v.type)
+        kind = self.type(v.type, self._layouts.of_name(v.name))
         return f"accumulator<{kind.rows}, {kind.cols}>" if v.name in self.accumulators else str(kind)
 
-    def assign(self, s: ir.Assign, declare: bool) -> list[str]:
-        """The lines of ``s``, an assignment to a register tile.
+    # ------------------------------------------------------------------------------------------- statements
+    def assign(self, s: ir.Assign, declare: bool, over: bool = False) -> list[str]:
+        """The lines of ``s``, an assignment to a register tile; ``over``: an mma into it surely comes next.
 
-        An accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over k may
-        run no time at all, and registers that are cleared on one path only make ptxas serialise the mma of some
+        Otherwise an accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over
+        k may run no time at all, and registers that are cleared on one path only make ptxas serialise the mma of some
         kernels (C7518).
         """
-        name, is_accumulator = self._names.local(s.var.name), s.var.name in self.accumulators
-        full = isinstance(s.value, ir.Call) and s.value.op == "full"
-        if not (full or (declare and is_accumulator)):
-            return [f"{self.declared(s.var)} {name} = {self(s.value)};" if declare else f"{name} = {self(s.value)};"]
+        name, e = self._names.local(s.var.name), s.value
+        layout = self._layouts.of_name(s.var.name)
         lines = [f"{self.declared(s.var)} {name};"] if declare else []
-        if not full:
-            return [*lines, f"{name} = {self(s.value)};"]
-        assert isinstance(s.value, ir.Call)  # in place: no second tile of registers
-        return [*lines, f"fill({name}, {self._number(s.value.attr('value'))});"]
+        if isinstance(e, ir.Call) and e.op == "full":
+            if over and s.var.name in self.accumulators and e.attr("value") == 0:
+                return [*lines, f"zero({name});"]
+            assert isinstance(e.type, Tile)
+            if e.type.dtype.bits == 32:
+                return [*lines, f"fill({name}, {_number(e.attr('value'))});"]
+        if isinstance(e, ir.Var):
+            return [*lines, f"{name} = {self._names.local(e.name)};"]
+        self._into(name, e, layout, lines)
+        if declare and s.var.name not in self.accumulators:
+            return _declared(self.declared(s.var), name, lines[1:])
+        return lines
 
-    def __call__(self, e: ir.Operand, above: int = 0) -> str:
-        """The text of ``e``, a tile or a scalar that meets one; in parentheses where ``above`` binds tighter."""
-        text, precedence = self._write(e)
+    def tile(self, e: ir.Operand, lines: list[str]) -> str:
+        """A tile that holds ``e``: its name, or an expression that makes it; ``lines`` make what that needs."""
+        layout = self._layouts.of(e)
+        narrow = isinstance(e, ir.Call) and e.op == "cast" and isinstance(e.type, Tile) and e.type.dtype.bits < 32
+        if isinstance(e, ir.Call) and (e.op == "columns" or narrow):
+            assert isinstance(e.type, Tile)
+            source = self._tile(e.operands[0], layout, lines)
+            return render.op(e.op, source, type=self.type(e.type, layout), **dict(e.attrs))
+        return self._tile(e, layout, lines)
+
+    def _tile(self, e: ir.Operand, layout: Layout, lines: list[str]) -> str:
+        if isinstance(e, ir.Var):
+            return self._names.local(e.name)
+        assert is_grouped(e)
+        word = WORDS.get(e.op, "value") if isinstance(e, ir.Call) else "value"
+        self._temporaries += 1
+        name = self._names.local(f"{word} {self._temporaries}", "temporary", word)
+        inside: list[str] = []
+        self._into(name, e, layout, inside)
+        lines += _declared(f"{self.type(e.type, layout)}", name, inside)  # type: ignore[union-attr, arg-type]
+        return name
+
+    def _into(self, name: str, e: ir.Operand, layout: Layout, lines: list[str]) -> None:
+        """Let tile ``name`` hold ``e``."""
+        assert is_grouped(e)
+        kind: Tile = e.type  # type: ignore[union-attr, assignment]
+        of = self.type(kind, layout)
+        if isinstance(e, ir.Call) and e.op in OUTSIDE:
+            self._outside(name, e, of, layout, lines)
+        elif kind.dtype.bits < 32 and kind.dtype != boolean:
+            self._narrow(name, e, of, layout, lines)
+        else:
+            text = self._element(e, layout, lines)[0]
+            lines.append(f"PK_EACH({of}) {name}(ri, ci) = {text};")
+
+    def _outside(self, name: str, e: ir.Call, of: RegisterType, layout: Layout, lines: list[str]) -> None:
+        """What one loop cannot do."""
+        attrs = {k: v for k, v in e.attrs if k != "axis"}
+        if e.op in ("sum", "max", "min"):
+            self._reduce(name, e, layout, lines)
+        elif e.op == "iota":
+            lines.append(render.op(e.op, target=name, along=0 if of.rows > 1 else 1))
+        elif e.op == "load":
+            lines.append(render.op(e.op, self._operand(e.operands[0]), type=of, target=name))
+        elif e.op == "load_global":
+            window, other = e.operands
+            assert isinstance(window, ir.Memory)
+            assert isinstance(e.type, Tile)
+            number = self._operand_text(other, e.type.dtype, layout, lines)
+            lines.append(render.op(e.op, self._direct(window), number, target=name))
+        else:
+            source = self._tile(e.operands[0], layout, lines)
+            lines.append(f"{name} = {render.op(e.op, source, type=of, **attrs)};")
+
+    def _narrow(self, name: str, e: ir.Operand, of: RegisterType, layout: Layout, lines: list[str]) -> None:
+        """A tile of a narrow type, of which single elements cannot be assigned."""
+        wide = e.operands[0] if isinstance(e, ir.Call) and e.op == "cast" else e
+        if isinstance(wide, ir.Call) and wide.op == "full":
+            assert isinstance(wide.type, Tile)
+            value = _number(wide.attr("value"))
+            filled = f"filled<{self.type(Tile(wide.type.shape, float32, 'register'), layout)}>({value})"
+            lines.append(f"{name} = {render.op('cast', filled, type=of)};")
+            return
+        lines.append(f"{name} = {render.op('cast', self._tile(wide, layout, lines), type=of)};")
+
+    def _reduce(self, name: str, e: ir.Call, layout: Layout, lines: list[str]) -> None:
+        """One loop over what is reduced, then the lanes and warps among themselves."""
+        assert isinstance(e.type, Tile)
+        source = e.operands[0]
+        kind: Tile = source.type  # type: ignore[union-attr, assignment]
+        text = self._element(source, layout, lines)[0] if e.op != "sum" else self._element_in(source, 9, layout, lines)
+        of, exchange = self.type(kind, layout), exchanged(e, layout)
+        guard = f"if ({of}::holds(role, ri, ci)) " if _padded(kind, layout) else ""
+        alone = (kind.cols if e.attr("axis") == 1 else kind.rows) == 1
+        lines += render.op(
+            e.op, text, target=name, first=FIRST[e.op, e.type.dtype.kind], type=of, guard=guard, alone=alone,
+            axis=e.attr("axis"), exchange=bool(exchange),
+        ).split("\n")  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------- elements
+    def _element_in(self, e: ir.Operand, above: int, layout: Layout, lines: list[str]) -> str:
+        """One element of ``e``, in parentheses where ``above`` binds tighter."""
+        text, precedence = self._element(e, layout, lines)
         return f"({text})" if precedence < above else text
 
-    def _write(self, e: ir.Operand) -> tuple[str, int]:
+    def _element(self, e: ir.Operand, layout: Layout, lines: list[str]) -> tuple[str, int]:
+        """One element of ``e``, a tile or a scalar, and how tight its operator binds."""
+        if not is_grouped(e):
+            return self._scalar(e, ATOM), ATOM
         if isinstance(e, ir.Var):
-            return self._names.local(e.name), ATOM
+            return f"{self._names.local(e.name)}(ri, ci)", ATOM
         if isinstance(e, ir.Call):
-            return self._call(e), ATOM
+            return self._call(e, layout, lines)
         if isinstance(e, ir.Unary):
-            return (f"abs({self(e.x)})", ATOM) if e.op == "abs" else (f"-{self(e.x, 11)}", 10)
+            if e.op == "abs":
+                return f"abs({self._element(e.x, layout, lines)[0]})", ATOM
+            return f"{'!' if e.op == 'not' else '-'}{self._element_in(e.x, UNARY + 1, layout, lines)}", UNARY
         assert isinstance(e, ir.Binary), f"not a register tile: {e!r}"
-        assert isinstance(e.type, Tile)
-        if e.op in ("min", "max"):
-            return f"{e.op}({self._side(e.x, e.type)}, {self._side(e.y, e.type)})", ATOM
+        return self._binary(e, layout, lines)
+
+    def _binary(self, e: ir.Binary, layout: Layout, lines: list[str]) -> tuple[str, int]:
+        """In the type of arithmetic: float if one side is, or for a quotient."""
+        kinds = {x.type.dtype for x in (e.x, e.y)}
+        kind = boolean if e.op in ("and", "or") else float32 if e.op == "/" or float32 in kinds else int32
+        function = {"min": "least", "max": "greatest", "//": "floor_div", "%": "floor_mod"}.get(e.op)
+        if function is not None:
+            sides = (self._operand_text(x, kind, layout, lines) for x in (e.x, e.y))
+            return f"{function}({', '.join(sides)})", ATOM
         text, precedence = OPERATORS[e.op]
-        return f"{self._side(e.x, e.type, precedence)} {text} {self._side(e.y, e.type, precedence + 1)}", precedence
+        x = self._operand_text(e.x, kind, layout, lines, precedence)
+        y = self._operand_text(e.y, kind, layout, lines, precedence + 1)
+        return f"{x} {text} {y}", precedence
 
-    def _side(self, e: ir.Expr, tile: Tile, above: int = 0) -> str:
-        """One side of an operator on tiles: a tile, or a scalar in the tile's element type."""
-        if isinstance(e.type, Tile):
-            return self(e, above)
-        if isinstance(e, ir.Const) and tile.dtype.kind == "float":
+    def _operand_text(
+        self, e: ir.Operand, dtype: DType, layout: Layout, lines: list[str], above: int = ARGUMENT
+    ) -> str:
+        """An operand as a value of ``dtype``."""
+        if isinstance(e, ir.Const) and dtype == float32:
             return float_literal(float(e.value))
-        return self._scalar(e, above) if e.type.dtype == tile.dtype else f"{tile.dtype.cuda}({self._scalar(e)})"
+        found: DType = e.type.dtype  # type: ignore[union-attr]
+        if found != dtype and not (dtype == float32 and found.kind == "float"):
+            return f"{dtype.cuda}({self._element(e, layout, lines)[0]})"
+        return self._element_in(e, above, layout, lines)
 
-    def _call(self, e: ir.Call) -> str:
+    def _call(self, e: ir.Call, layout: Layout, lines: list[str]) -> tuple[str, int]:
         assert isinstance(e.type, Tile)
-        operands = [self._operand(o) if isinstance(o, ir.Shared) else self(o) for o in e.operands]
-        attributes = {k: self._number(v) for k, v in e.attrs}
-        return render.op(e.op, *operands, type=self.type(e.type), **attributes)
+        if e.op in OUTSIDE:
+            return f"{self._tile(e, layout, lines)}(ri, ci)", ATOM
+        if e.op == "full":
+            return _number(e.attr("value")), UNARY
+        if e.op == "cast":
+            return self._cast(e, layout, lines)
+        if e.op == "where":
+            cond = self._element_in(e.operands[0], TERNARY + 1, layout, lines)
+            x, y = (self._operand_text(o, e.type.dtype, layout, lines, TERNARY + 1) for o in e.operands[1:])
+            return render.op(e.op, cond, x, y), TERNARY
+        operands = [self._operand_text(o, float32, layout, lines) for o in e.operands]
+        return render.op(e.op, *operands, **dict(e.attrs)), ATOM
 
-    @staticmethod
-    def _number(value: object) -> str:
-        return float_literal(value) if isinstance(value, float) else str(value)
+    def _cast(self, e: ir.Call, layout: Layout, lines: list[str]) -> tuple[str, int]:
+        assert isinstance(e.type, Tile)
+        source, dtype = e.operands[0], e.type.dtype
+        if dtype == boolean:
+            return f"{self._element_in(source, 7, layout, lines)} != 0", 6
+        if dtype.bits < 32:
+            return f"{self._tile(e, layout, lines)}(ri, ci)", ATOM
+        return self._operand_text(source, dtype, layout, lines, UNARY), UNARY
 
 
-def _accumulators(block: ir.Block) -> frozenset[str]:
-    """Variables that an mma adds to."""
+def _padded(tile: Tile, layout: Layout) -> bool:
+    """Whether threads hold slots of ``tile`` that are no elements."""
+    if layout.kind == "fragment":
+        return False
+    short_rows = tile.cols > 1 and tile.cols % (layout.vector(tile.cols) * layout.lanes) != 0
+    return short_rows or (tile.rows > 1 and tile.rows % layout.groups != 0)
+
+
+def _declared(kind: str, name: str, lines: list[str]) -> list[str]:
+    """The declaration of ``name`` and the ``lines`` that give it its value, in one if they are one assignment."""
+    if len(lines) == 1 and lines[0].startswith(f"{name} = "):
+        return [f"{kind} {lines[0]}"]
+    return [f"{kind} {name};", *lines]
+
+
+def _number(value: object) -> str:
+    return float_literal(value) if isinstance(value, float) else str(value)
+
+
+def _written_by_mma(block: ir.Block) -> set[str]:
     multiplied = [s.operands[0] for s in split.statements(block) if isinstance(s, ir.Do) and s.op == "mma"]
-    return frozenset(acc.name for acc in multiplied if isinstance(acc, ir.Var))
+    return {acc.name for acc in multiplied if isinstance(acc, ir.Var)}

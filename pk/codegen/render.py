@@ -15,6 +15,7 @@ from pathlib import Path
 import jinja2
 
 from pk.codegen.lines import aligned
+from pk.codegen.grid import communicator_blocks
 from pk.codegen.names import shared_member
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,6 +34,7 @@ def environment() -> jinja2.Environment:
     )
     made.filters["aligned"] = aligned
     made.filters["member"] = shared_member
+    made.filters["blocks"] = communicator_blocks
     return made
 
 

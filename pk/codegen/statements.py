@@ -10,19 +10,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pk.codegen import render
+from pk.codegen import cluster, deferred, render, turns
+from pk.codegen.accesses import Accesses
 from pk.codegen.builtins import Builtins
+from pk.codegen.direct import Direct
 from pk.codegen.expressions import Expressions
+from pk.codegen.lanes import STATEMENTS, Lanes, cuda_type, has_effect
 from pk.codegen.lines import Lines
 from pk.codegen.names import Names, shared_member
 from pk.codegen.operands import At, Held, Operands
 from pk.codegen.params import Params
-from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan, remote_windows, waits_of
+from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan
 from pk.codegen.preamble import Preamble
 from pk.codegen.registers import Registers
+from pk.codegen.sites import remote_windows, waits_of
 from pk.ir import nodes as ir
-from pk.ir import split
-from pk.ir.types import Tile
+from pk.ir import split, vectors
+from pk.ir.types import Scalar, Tile, Type
 
 
 @dataclass(slots=True)
@@ -31,7 +35,9 @@ class Path:
 
     entered: bool = False  # the role has seen every rank's entry word
     multiplying: list[str] = field(default_factory=list)  # accumulators that an mma may be writing
+    factors: list[str] = field(default_factory=list)  # register tiles that an mma may be reading; "" has no name
     owed: list[str] = field(default_factory=list)  # pipelines with a stage to release when its reader is done
+    accesses: Accesses = field(default_factory=Accesses)  # of tensors, by threads
 
 
 class Statements:
@@ -44,10 +50,20 @@ class Statements:
         self._builtins = Builtins(role.body, self._names)
         self._scalar = Expressions(params, self._names, role.facts, self._builtins)
         self._operand = Operands(plan, role, self._names, self._scalar)
-        self._registers = Registers(self._names, self._scalar, self._operand, role, block_class.warpgroups)
+        self._direct = Direct(plan, params, self._scalar)
+        self._lanes = Lanes(self._scalar, self._operand, self._direct)
+        self._scalar.calls = self._call
+        self._network = bool(plan.multicast) or any(m.multicast for m in plan.maps)
+        self._headers = f"p.{params.multicast('')}" if "" in plan.multicast else ""
+        self._registers = Registers(self._names, self._scalar, self._operand, self._direct, role)
         self._path = Path()
         self._used = self._builtins.aliases.union(*(split.used(s) for s in split.statements(role.body)))
         self._lines = Lines(1)
+        self._pads = False  # in a task that a pair of blocks may have once too often
+        self._adds = ""  # in a loop of signals that share one release: the C++ name of whether this thread adds
+        self._turns = turns.team_turns(role.body) if role.teams > 1 else turns.Turns()
+        if role.stagger:
+            self._turns = turns.stagger_turns(role.body)
 
     def write(self) -> str:
         """The role's body."""
@@ -66,15 +82,29 @@ class Statements:
     def _block(self, block: ir.Block, outside: set[str]) -> None:
         """Write ``block``; ``outside`` are the names declared around it."""
         scope = set(outside)
-        block = tuple(s for s in block if not (isinstance(s, ir.Assign) and s.var.name not in self._used))
+        block = tuple(s for s in block if not self._is_unused(s))
         for i, s in enumerate(block):
+            for p in self._turns.before.get(id(s), ()):
+                self._settle()
+                self._pass_turn(p, "take")
             if isinstance(s, ir.Assign):
                 self._assign(s, scope, block[i + 1 :])
             else:
                 self._statement(s, scope, block[i + 1 :], len(block) == 1)
+            for p in self._turns.after.get(id(s), ()):
+                self._pass_turn(p, "give")
+
+    def _pass_turn(self, pipeline: str, how: str) -> None:
+        if pipeline:
+            self._say("turn", ring=shared_member(pipeline), how=how)
+        else:
+            self._say("stagger", how=how)
+
+    def _is_unused(self, s: ir.Statement) -> bool:
+        return isinstance(s, ir.Assign) and s.var.name not in self._used and not has_effect(s.value)
 
     def _statement(self, s: ir.Statement, scope: set[str], rest: ir.Block, alone: bool) -> None:
-        if self._path.multiplying and not _only_multiplies((s,)):
+        if self._path.multiplying and not self._may_go_on(s):
             self._settle()
         if self._must_flush(s):
             self._flush()
@@ -87,8 +117,18 @@ class Statements:
             self._tasks(s, scope, rest)
         elif isinstance(s, ir.For):
             self._for(s, scope)
+        elif isinstance(s, ir.While):
+            self._open("while_begin", cond=self._scalar(s.cond, 5))
+            self._loop_body(s.body, scope)
+            self._lines.close()
         elif isinstance(s, ir.If):
             self._if(s, scope)
+        elif isinstance(s, ir.Do) and self._pads and cluster.outside_effect(s):
+            entered = self._path.entered
+            self._lines.open("if (is_real) {")
+            self._do(s)
+            self._lines.close()
+            self._path.entered = entered
         elif isinstance(s, ir.Do):
             self._do(s)
         elif isinstance(s, ir.Assert):
@@ -102,19 +142,22 @@ class Statements:
             self._lines.source(s.span)
             self._say("enter", at=self._at(s))
             self._path.entered = True
+        if self._path.accesses.must_meet(s) and self._role.warps > 1:
+            self._lines.source(s.span)
+            self._say("meet")
 
     def _assign(self, s: ir.Assign, scope: set[str], rest: ir.Block) -> None:
-        if isinstance(s.var.type, Tile) and _reads_tiles(s.value):
+        if isinstance(s.var.type, Tile) and self._in_flight & {s.var.name, *_tiles_read(s.value)}:
             self._settle()
         self._meet(s)
         self._lines.source(s.span)
         new = s.var.name not in scope
-        if isinstance(s.var.type, Tile):
-            for line in self._registers.assign(s, new):
+        if _is_grouped(s.var.type):
+            for line in self._registers.assign(s, new, over=overwritten(s.var.name, rest)):
                 self._lines.add(line)
         else:
             changes = any(isinstance(t, ir.Assign) and t.var.name == s.var.name for t in split.statements(rest))
-            kind = f"{'' if changes else 'const '}{s.var.type.dtype.cuda} " if new else ""
+            kind = f"{'' if changes else 'const '}{cuda_type(s.var.type)} " if new else ""
             value = self._builtins.value(s) or self._scalar(s.value)
             self._lines.add(f"{kind}{self._names.local(s.var.name)} = {value};")
         scope.add(s.var.name)
@@ -124,15 +167,34 @@ class Statements:
         tasks = self._names.local(f"tasks {s.span.line} {s.span.column}", "tasks", "tasks")
         extents = [self._scalar(e) for e in s.extents]
         count = " * ".join(self._scalar(e, 9) for e in s.extents)
-        self._open("tasks_begin", tasks=tasks, count=count, step=self._preamble.step)
+        if s.cluster > 1:
+            pairs = f"ceil_div({extents[-2]}, {s.cluster})"
+            count = " * ".join([*(self._scalar(e, 9) for e in s.extents[:-2]), pairs, self._scalar(s.extents[-1], 9)])
+        in_turn = self._role.teams > 1
+        step = self._preamble.step + ", role.pass()" * in_turn
+        self._open("tasks_begin", tasks=tasks, count=count, step=step)
+        if in_turn:
+            self._say("skip_task")
+            for p in self._turns.idle.get(id(s), ()):
+                self._pass_turn(p, "take")
+                self._pass_turn(p, "give")
         used = frozenset().union(*(split.used(t) for t in split.statements(s.body))) if s.body else frozenset()
-        wanted = [(i, v) for i, v in enumerate(s.vars) if v.name in used]
+        self._pads = s.cluster > 1 and any(map(cluster.outside_effect, split.statements(s.body)))
+        wanted = [(i, v) for i, v in enumerate(s.vars) if v.name in used or (self._pads and i == len(s.vars) - 2)]
         if wanted:
             at = self._names.local("at", "at", "at")
             fixed = isinstance(s.group, ir.Const)
-            self._say("task_coordinate", at=at, group=self._scalar(s.group), fixed=fixed, extents=extents)
+            grouped, walked = self._scalar(s.group), extents
+            if s.cluster > 1:
+                assert isinstance(s.group, ir.Const)
+                grouped, walked = str(int(s.group.value) // s.cluster), [*extents[:-2], pairs, extents[-1]]
+            self._say("task_coordinate", at=at, group=grouped, fixed=fixed, extents=walked)
             for i, v in wanted:
-                self._lines.add(f"const int {self._names.local(v.name)} = {at}[{i}];")
+                name = self._names.local(v.name)
+                if s.cluster > 1 and i == len(s.vars) - 2:
+                    self._say("pair_coordinate", name=name, at=f"{at}[{i}]", extent=extents[-2], real=self._pads)
+                else:
+                    self._lines.add(f"const int {name} = {at}[{i}];")
         inner = scope | {v.name for v in s.vars}
         bindings = _bindings(s)
         self._block(bindings, inner)
@@ -140,11 +202,17 @@ class Statements:
             self._say("visit", names=[self._names.local(n) for n in _visited(s, bindings)])
         self._loop_body(s.body[len(bindings) :], inner | {b.var.name for b in bindings if isinstance(b, ir.Assign)})
         self._lines.close()
+        self._pads = False
         if self._preamble.runs_on:
-            self._say("tasks_end", tasks=tasks)
+            self._say("tasks_end", tasks=tasks, dynamic=s.dynamic)
 
     def _for(self, s: ir.For, scope: set[str]) -> None:
         name = self._names.local(s.var.name)
+        row = deferred.signals_in_a_row(s)
+        if row is not None and not (self._network or self._preamble.defers or self._pads):
+            adds = self._names.local(f"adds {s.span.line} {s.span.column}", "adds", "adds")
+            self._say("signals_begin", adds=adds, at=self._at(row))
+            self._adds = adds
         # Python evaluates the bound once: so does C++, unless it is a constant or a name that stays as it is.
         changed = {t.var.name for t in split.statements(s.body) if isinstance(t, ir.Assign)}
         fixed = isinstance(s.stop, ir.Const) or (isinstance(s.stop, ir.Var) and s.stop.name not in changed)
@@ -152,6 +220,7 @@ class Statements:
         self._open("for_begin", name=name, start=self._scalar(s.start), stop=self._scalar(s.stop, 8), bound=bound)
         self._loop_body(s.body, scope | {s.var.name})
         self._lines.close()
+        self._adds = ""
 
     def _open(self, macro: str, **values: object) -> None:
         *before, last = render.statement(macro, **values).split("\n")
@@ -161,8 +230,9 @@ class Statements:
 
     def _loop_body(self, body: ir.Block, scope: set[str]) -> None:
         entered, owed = self._path.entered, list(self._path.owed)
+        self._path.accesses.enter_loop(body)
         self._block(body, scope)
-        if not _only_multiplies(body):
+        if not _streams(body):
             self._settle()
         if any(map(self._may_block, split.statements(body))):
             self._flush()  # what the next turn, or what follows the loop, must not find owed
@@ -171,16 +241,17 @@ class Statements:
         self._path.owed = list(dict.fromkeys(owed + self._path.owed))
 
     def _if(self, s: ir.If, scope: set[str]) -> None:
-        entered, owed = self._path.entered, list(self._path.owed)
+        entered, owed, accesses = self._path.entered, list(self._path.owed), self._path.accesses.copy()
         self._lines.open(f"if ({self._scalar(s.cond)}) {{")
         self._block(s.then, scope)
         self._settle()
-        after, self._path = self._path, Path(entered, [], owed)
+        after, self._path = self._path, Path(entered, owed=owed, accesses=accesses)
         if s.orelse:
             self._lines.close_open("} else {")
             self._block(s.orelse, scope)
             self._settle()
         self._lines.close()
+        self._path.accesses.join(after.accesses)
         self._path.entered = after.entered and self._path.entered
         self._path.owed = list(dict.fromkeys(after.owed + self._path.owed))
 
@@ -218,7 +289,7 @@ class Statements:
         later = frozenset().union(*(split.used(t) for t in split.statements(rest))) if rest else frozenset()
         for t in body:
             if isinstance(t, ir.Assign) and t.var.name in later and t.var.name not in scope:
-                kind = self._registers.declared(t.var) if isinstance(t.var.type, Tile) else t.var.type.dtype.cuda
+                kind = self._registers.declared(t.var) if _is_grouped(t.var.type) else cuda_type(t.var.type)
                 self._lines.add(f"{kind} {self._names.local(t.var.name)};")
                 scope.add(t.var.name)
 
@@ -228,7 +299,7 @@ class Statements:
             self._say("fill_end", ring=ring, role=self._role.kind)
             return
         how = "mma" if self._path.multiplying else "store" if self._role.kind == "storer" else "now"
-        self._say("drain_end", ring=ring, how=how)
+        self._say("drain_end", ring=ring, how=how, deferred=self._preamble.defers)
         if how != "now" and s.pipeline not in self._path.owed:
             self._path.owed.append(s.pipeline)
 
@@ -236,8 +307,24 @@ class Statements:
         """Wait for the tensor cores, then free the stage that they read last."""
         if self._path.multiplying:
             rings = [shared_member(p) for p in self._path.owed]
-            self._say("settle", ring=rings[0] if rings else "", accumulators=self._path.multiplying)
-            self._path.multiplying, self._path.owed = [], []
+            self._say("settle", rings=rings, accumulators=[self._names.local(a) for a in self._path.multiplying])
+            self._path.multiplying, self._path.factors, self._path.owed = [], [], []
+
+    @property
+    def _in_flight(self) -> set[str]:
+        """Register tiles that the tensor cores may be writing or reading."""
+        return {*self._path.multiplying, *self._path.factors}
+
+    def _may_go_on(self, s: ir.Statement) -> bool:
+        """Whether the tensor cores may go on during ``s``: it only multiplies, and blocks on no pipeline but the one whose
+        stage they still owe (another one's filler may need that stage first).
+        """
+        if not _only_multiplies((s,)) or len(_pipelines((s,)).union(self._path.owed)) > 1:
+            return False
+        a = s.operands[1] if isinstance(s, ir.Do) else None
+        if a is None or isinstance(a, ir.Shared | ir.Var):
+            return True
+        return not self._path.factors and self._in_flight.isdisjoint(_tiles_read(a))
 
     def _flush(self) -> None:
         """Wait until the stores have read their stages, then free the last one."""
@@ -251,43 +338,118 @@ class Statements:
             return any(p != s.pipeline for p in self._path.owed)
         return any(map(self._may_block, split.statements((s,))))
 
-    @staticmethod
-    def _may_block(s: ir.Statement) -> bool:
+    def _may_block(self, s: ir.Statement) -> bool:
         """Whether ``s`` itself may wait for another block or rank."""
+        if self._preamble.defers and isinstance(s, ir.Do) and s.op in deferred.SIGNALS:
+            return False
         return isinstance(s, ir.Do) and bool(s.operands) and isinstance(s.operands[0], ir.Signal)
 
     # --------------------------------------------------------------------------------------------------- ops
     def _do(self, s: ir.Do) -> None:
         operands: list[object] = []
+        if self._adds:
+            counter, rank, value = (self._value(o) for o in s.operands)
+            self._say("signal_next", adds=self._adds, counter=counter, rank=rank, value=value)
+            return
+        if self._preamble.defers and s.op in deferred.BLOCKING:
+            self._say("flush_signals")
         if s.op in MOVES:
             memory, tile = (s.operands[i] for i in MOVES[s.op])
-            assert isinstance(memory, ir.Memory)
+            assert isinstance(memory, ir.Memory | ir.Choose)
             assert isinstance(tile, ir.Shared)
-            window = self._operand.window(memory, tile.type)
+            window = self._operand.window(memory, tile.type, self._role.shares(s))
             operands = [window if o is memory else self._operand(o) for o in s.operands]
+        elif s.op in ("reduce", "all_reduce"):
+            operands = [self._direct(o) for o in s.operands if isinstance(o, ir.Memory)]
+        elif s.op in STATEMENTS:
+            operands = self._lanes.operands(s)
         else:
             operands = [self._value(o) for o in s.operands]
-        self._lines.add(render.op(s.op, *operands, at=self._at(s), **dict(s.attrs)))
-        if s.op == "mma" and operands[0] not in self._path.multiplying:
-            self._path.multiplying.append(str(operands[0]))
+        attrs = dict(s.attrs)
+        if s.op == "store":
+            kind = s.operands[1].type  # type: ignore[union-attr]
+            attrs["type"] = self._registers.type(kind, self._registers.layout(s.operands[1]))  # type: ignore[arg-type]
+        private = next((o for o in s.operands if isinstance(o, ir.Shared) and o.private), None) if s.op == "store" else None
+        if private is not None:
+            self._say("private_begin", tile=private.field)
+        self._lines.add(render.op(s.op, *operands, at=self._at(s), **attrs))
+        if private is not None:
+            self._say("private_end", tile=private.field)
+        if s.op == "mma":
+            acc, a = s.operands[:2]
+            assert isinstance(acc, ir.Var)
+            if acc.name not in self._path.multiplying:
+                self._path.multiplying.append(acc.name)
+            if not isinstance(a, ir.Shared):
+                self._path.factors.append(a.name if isinstance(a, ir.Var) else "")
 
     def _value(self, o: ir.Operand) -> object:
-        return (
-            self._registers(o)
-            if isinstance(getattr(o, "type", None), Tile) and not isinstance(o, ir.Shared)
-            else self._operand(o)
-        )
+        if isinstance(o, ir.Memory):
+            return self._direct(o)
+        if isinstance(o, ir.Shared) or not _is_grouped(getattr(o, "type", None)):
+            return self._operand(o)
+        lines: list[str] = []
+        name = self._registers.tile(o, lines)
+        for line in lines:
+            self._lines.add(line)
+        return name
 
     def _at(self, s: ir.Statement) -> At:
         wait = next(waits_of(s, self._role.facts), None)
-        return At(self._plan.site(self._role, *wait, s.span) if wait else "")
+        site = self._plan.site(self._role, *wait, s.span) if wait else ""
+        at = At(site, self._network, self._headers, deferred=bool(self._preamble.defers))
+        return self._lanes.at(s, at) if isinstance(s, ir.Do) and s.op in STATEMENTS else at
+
+    def _call(self, e: ir.Call) -> str:
+        """An op that yields a scalar or an index vector."""
+        if self._lanes.writes(e):
+            return self._lanes.call(e)
+        if e.op == "load_scalar":
+            return render.op(e.op, self._direct(e.operands[0]))  # type: ignore[arg-type]
+        if isinstance(e.type, Scalar):  # a function of a number
+            x = e.operands[0]
+            text = self._scalar(x) if x.type.dtype.kind == "float" else f"float({self._scalar(x)})"  # type: ignore[union-attr]
+            return render.op(e.op, text, **dict(e.attrs))
+        raise AssertionError(f"not a scalar expression: {e!r}")
 
     def _say(self, macro: str, **values: object) -> None:
         self._lines.add(render.statement(macro, **values))
 
 
-def _reads_tiles(e: ir.Operand) -> bool:
-    return any(isinstance(o, ir.Var) and isinstance(o.type, Tile) for o in split.walk((e,)))
+def _is_grouped(kind: Type | None) -> bool:
+    """Whether ``kind`` is a register tile of a group of warps, and no index vector."""
+    return isinstance(kind, Tile) and not vectors.is_vector(kind)
+
+
+def _tiles_read(e: ir.Operand) -> set[str]:
+    return {o.name for o in split.walk((e,)) if isinstance(o, ir.Var) and isinstance(o.type, Tile)}
+
+
+def _pipelines(block: ir.Block) -> set[str]:
+    return {s.pipeline for s in split.statements(block) if isinstance(s, ir.Stage)}
+
+
+def overwritten(name: str, rest: ir.Block) -> bool:
+    """Whether the first thing that ``rest`` does with register tile ``name``, on every path, is an mma into it."""
+    for s in rest:
+        if isinstance(s, ir.Stage):
+            if any(_mentions(t, name) for t in split.statements(s.body)):
+                return overwritten(name, s.body)
+        elif any(_mentions(t, name) for t in split.statements((s,))):
+            a = s.operands[1] if isinstance(s, ir.Do) and s.op == "mma" else None
+            return a is not None and name not in _tiles_read(a)
+    return False
+
+
+def _streams(body: ir.Block) -> bool:
+    """Whether the tensor cores may go on from one turn of a loop to the next, as in the main loop of a GEMM."""
+    factors = [s.operands[1] for s in split.statements(body) if isinstance(s, ir.Do) and s.op == "mma"]
+    named = all(isinstance(a, ir.Shared | ir.Var) for a in factors)  # registers made anew are free only after the mma
+    return named and len(_pipelines(body)) <= 1 and _only_multiplies(body)
+
+
+def _mentions(s: ir.Statement, name: str) -> bool:
+    return name in split.used(s) or (isinstance(s, ir.Assign) and s.var.name == name)
 
 
 def _only_multiplies(block: ir.Block) -> bool:

@@ -7,18 +7,17 @@ from contextlib import contextmanager
 from typing import Literal
 
 from pk import errors
-from pk.dsl.values import PipelineValue, ScratchValue, SignalsValue
-from pk.ir import index, rules
+from pk.dsl.values import PipelineValue, ScratchValue, SharedValue, SignalsValue
+from pk.ir import index, rules, vectors
 from pk.ir import nodes as ir
 from pk.ir.split import walk
 
-Where = Literal["prologue", "compute", "communicator"]
 
 
 class Builder:
     """Collects IR.
 
-    ``where``: the class of blocks (``prologue`` until its first statement that is no assignment).  ``owner``: the
+    ``where``: the class of blocks (``ir.Kernel.classes``; ``prologue`` until its first statement that is no assignment).  ``owner``: the
     region whose variables may be assigned in place: the class, or one role block.  ``depth``: kept loops and branches
     around.
     """
@@ -29,13 +28,14 @@ class Builder:
         self.signals: list[ir.Signals] = []
         self.scratch: list[ir.Scratch] = []
         self.pipelines: list[PipelineValue] = []
+        self.private: list[SharedValue] = []  # shared tiles in no pipeline, once an operation uses them
         self.prologue: list[ir.Statement] = []
         self.compute: list[ir.Statement] = []
-        self.communicator: ir.Communicator | None = None
+        self.communicators: list[ir.Communicator] = []
         self.definitions: dict[str, ir.Expr] = {}  # prologue variables in terms of dims, rank, world, parameters
         self.used: set[str] = set()
         self.block: list[ir.Statement] = self.prologue
-        self.where: Where = "prologue"
+        self.where = "prologue"
         self.owner: str = "prologue"
         self.role: ir.Role | None = None
         self.depth = 0
@@ -74,7 +74,7 @@ class Builder:
     # ------------------------------------------------------------------------------------------- emitting
     def emit(self, s: ir.Statement) -> None:
         """Append to the block being written."""
-        if self.where == "prologue" and not isinstance(s, ir.Assign):
+        if self.where == "prologue" and not (isinstance(s, ir.Assign) and _for_the_host(s.value)):
             self.begin()
         self.block.append(s)
         if self.where == "prologue" and isinstance(s, ir.Assign):
@@ -98,11 +98,11 @@ class Builder:
             self.depth -= kept
 
     @contextmanager
-    def in_role(self, kind: ir.RoleKind, warpgroups: int, span: ir.Span) -> Iterator[list[ir.Statement]]:
+    def in_role(self, role: ir.Role) -> Iterator[list[ir.Statement]]:
         """A role block; its variables are its own."""
         owner, self._blocks = self.owner, self._blocks + 1
-        self.role, self.owner = ir.Role(kind, (), warpgroups, span), f"{kind} {self._blocks}"
-        self.roles_seen = self.roles_seen or span
+        self.role, self.owner = role, f"{role.kind} {self._blocks}"
+        self.roles_seen = self.roles_seen or role.span
         try:
             with self.nested() as block:
                 yield block
@@ -113,7 +113,7 @@ class Builder:
     def in_communicator(self) -> Iterator[list[ir.Statement]]:
         """The body of the communicator class."""
         saved = self.where, self.owner, self.doubtful, self.roles_seen
-        self.where = self.owner = "communicator"
+        self.where = self.owner = ir.communicator_name(len(self.communicators))
         self.doubtful, self.roles_seen = [], None
         try:
             with self.nested(kept=False) as block:
@@ -189,13 +189,40 @@ class Builder:
         else:
             self.pipelines.append(value)
 
+    def use_private(self, value: SharedValue, span: ir.Span) -> ir.Shared:
+        """A shared tile outside a pipeline, as an operand.  Its first use makes it a tile of the consumer here."""
+        assert value.tile is not None
+        if self.role is None or self.role.kind != "consumer":
+            raise errors.WrongRole(
+                f"the shared tile `{value.name}` is used {f'in a {self.role.kind}' if self.role else 'outside role blocks'}",
+                span,
+                "A shared tile outside a pipeline is private to the consumer; put it in a pipeline to pass it on.",
+            )
+        if value.owner not in (None, self.where):
+            raise errors.PipelineMisused(
+                f"`{value.name}` is used by the {value.owner} class and by the {self.where} class",
+                span,
+                "Shared memory belongs to one class of blocks: declare a second tile.",
+            )
+        if value.owner is None:
+            value.owner, value.name = self.where, self.unique(value.name or "tile")
+            self.private.append(value)
+        return ir.Shared("", value.name, value.tile, False, span)
+
     def finish(self, name: str, constants: tuple[tuple[str, object], ...], span: ir.Span) -> ir.Kernel:
         """The kernel.  Pipelines that nothing uses are left out: they would only take shared memory."""
         self.settle()
         pipelines = tuple(
             ir.Pipeline(p.name, p.stages, p.tiles, p.owner, p.span) for p in self.pipelines if p.owner is not None
         )
-        return ir.Kernel(
+        made = ir.Kernel(
             name, tuple(self.tensors), tuple(self.scalars), tuple(self.signals), tuple(self.scratch), pipelines,
-            tuple(self.prologue), tuple(self.compute), self.communicator, constants, span,
+            tuple(self.prologue), tuple(self.compute), tuple(self.communicators), constants, span,
+            tuple(ir.SharedTile(t.name, t.tile, t.owner, t.span) for t in self.private if t.tile and t.owner),
         )  # fmt: skip
+        return vectors.by_rows(made)
+
+
+def _for_the_host(e: ir.Expr) -> bool:
+    """Whether the host can evaluate ``e`` as well: it reads no memory and calls no operation."""
+    return not any(isinstance(o, ir.Call) for o in walk((e,)))

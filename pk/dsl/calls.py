@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pk import errors
-from pk.dsl import language, operations
+from pk.dsl import collectives, language, operations, tiles
 from pk.dsl.arguments import constant, dtype, integer, shape
 from pk.dsl.types import Function
 from pk.dsl.values import (
@@ -33,9 +33,9 @@ from pk.dsl.values import (
     is_scalar,
     is_tile,
 )
-from pk.ir import index, rules
+from pk.ir import index, rules, vectors
 from pk.ir import nodes as ir
-from pk.ir.types import FLOAT, Tile
+from pk.ir.types import FLOAT, Tile, int32
 
 if TYPE_CHECKING:
     from pk.dsl.expressions import Expressions
@@ -94,7 +94,7 @@ def _builtin(r: Expressions, fn: Any, x: Any, node: ast.Call) -> Any:
     if is_tile(x):
         if fn is not abs:
             raise errors.WrongOperand(f"`{fn.__name__}` of {describe(x)}", span, "Use pk.cast(r, dtype).")
-        return ir.Unary("abs", x, rules.tile_binary("-", x.type, x.type, span), span)
+        return ir.Unary("abs", x, rules.tile_unary("abs", x.type, span), span)
     if not is_scalar(x) or fn is len:
         raise errors.WrongOperand(f"`{fn.__name__}` of {describe(x)}", span, "It takes a scalar.")
     kind = index.scalar_type(x)
@@ -130,6 +130,7 @@ def _pipeline(r: Expressions, a: Arguments, span: ir.Span) -> PipelineValue:
 
 
 def _shared(r: Expressions, a: Arguments, span: ir.Span) -> SharedValue:
+    r.b.require_top("pk.shared", span)
     tile = Tile(shape("a shared tile", a["shape"], span), dtype("a shared tile", a["dtype"], span), "shared")
     rules.shared_tile(tile, span)
     return SharedValue(span, "", tile)
@@ -156,9 +157,7 @@ def _extents(r: Expressions, what: str, extents: tuple[Any, ...], span: ir.Span)
 
 # ------------------------------------------------------------------------------------------ loops and roles
 def _tasks(r: Expressions, a: Arguments, span: ir.Span) -> TasksValue:
-    for name, default in (("dynamic", False), ("cluster", 1)):
-        if a[name] != default:
-            raise errors.UnsupportedSyntax(f"pk.tasks({name}={a[name]}) is not available yet", span, f"Drop `{name}=`.")
+    dynamic, cluster = _flag("dynamic", a["dynamic"], span), constant("cluster=", a["cluster"], span)
     if not a["extents"]:
         raise errors.WrongOperand("pk.tasks without extents", span, "Give it one extent for each loop variable.")
     group = integer("group=", a["group"], span)
@@ -167,7 +166,7 @@ def _tasks(r: Expressions, a: Arguments, span: ir.Span) -> TasksValue:
     elif group.value < 1:
         raise errors.WrongOperand(f"group={group.value}", span, "It must be at least 1.")
     extents = tuple(e if isinstance(e, RanksFrom) else integer("an extent of pk.tasks", e, span) for e in a["extents"])
-    return TasksValue(extents, group)
+    return TasksValue(extents, group, dynamic, cluster)
 
 
 def _ranks_from(r: Expressions, a: Arguments, span: ir.Span) -> RanksFrom:
@@ -197,19 +196,26 @@ def _role(kind: Any) -> Handler:
     def handler(r: Expressions, a: Arguments, span: ir.Span) -> RoleValue:
         if kind != "consumer":
             return RoleValue(kind)
-        for name in ("pingpong", "stagger"):
-            if a[name] is not False:
-                raise errors.UnsupportedSyntax(
-                    f"pk.consumer({name}={a[name]}) is not available yet", span, f"Drop `{name}=`."
-                )
+        pingpong, stagger = _flag("pingpong", a["pingpong"], span), _flag("stagger", a["stagger"], span)
         warpgroups = constant("warpgroups=", a["warpgroups"], span)
         if not 1 <= warpgroups <= rules.MAX_WARPGROUPS:
             raise errors.WrongOperand(
                 f"pk.consumer(warpgroups={warpgroups})", span, f"Use 1 to {rules.MAX_WARPGROUPS}."
             )
-        return RoleValue(kind, warpgroups)
+        if pingpong and stagger:
+            raise errors.WrongOperand(
+                "pk.consumer(pingpong=True, stagger=True)", span, "Each orders the warpgroups in its own way: drop one."
+            )
+        stagger = stagger and warpgroups > 1
+        return RoleValue(kind, 1, warpgroups) if pingpong else RoleValue(kind, warpgroups, 1, stagger)
 
     return handler
+
+
+def _flag(name: str, value: Any, span: ir.Span) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise errors.NotConstant(f"{name}= is {describe(value)}", span, "Use True or False, or a constexpr that is one.")
 
 
 def _communicator(r: Expressions, a: Arguments, span: ir.Span) -> CommunicatorValue:
@@ -220,6 +226,10 @@ def _communicator(r: Expressions, a: Arguments, span: ir.Span) -> CommunicatorVa
 def _extreme(op: str) -> Handler:
     def handler(r: Expressions, a: Arguments, span: ir.Span) -> Any:
         values = a["values"]
+        if a["axis"] is not None:
+            if len(values) != 1:
+                raise errors.WrongOperand(f"`{op}` of {len(values)} values along an axis", span, "Give it one tile.")
+            return tiles.reduction(r, op, values[0], a["axis"], span)
         if len(values) == 1 and isinstance(values[0], tuple):
             values = values[0]
         if not values:
@@ -234,6 +244,8 @@ def _extreme(op: str) -> Handler:
 
 
 def _cdiv(r: Expressions, a: Arguments, span: ir.Span) -> Any:
+    if is_tile(a["x"]):
+        return r.combine("//", r.combine("+", r.combine("-", a["x"], 1, span), a["y"], span), a["y"], span)
     x, y = integer("the dividend", a["x"], span), integer("the divisor", a["y"], span)
     if isinstance(y, ir.Const) and y.value < 1:
         raise errors.WrongOperand(f"pk.cdiv by {y.value}", span, "The divisor must be positive.")
@@ -241,12 +253,13 @@ def _cdiv(r: Expressions, a: Arguments, span: ir.Span) -> Any:
 
 
 def _full(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
-    r.b.require("full", span)
     element = dtype("a register tile", a["dtype"], span)
     tile = Tile(shape("a register tile", a["shape"], span), element, "register")
-    rules.register_tile(tile, span)
-    if r.b.role is not None:
-        rules.split_rows(tile, r.b.role.warpgroups, span)
+    if len(tile.shape) == 1 and element == int32:
+        tile = vectors.vector(tile.cols, span)  # at home everywhere
+    else:
+        r.b.require("full", span)
+        rules.register_tile(tile, span)
     value = a.get("value", 0.0)
     if not isinstance(value, int | float):
         raise errors.NotConstant(
@@ -275,6 +288,6 @@ HANDLERS: dict[Any, Handler] = {
     language.rank: lambda r, a, span: ir.Rank(span=span), language.world_size: lambda r, a, span: ir.World(span=span),
     language.cdiv: _cdiv, language.min: _extreme("min"), language.max: _extreme("max"),
     language.zeros: _full, language.full: _full, language.cast: _cast,
-    **operations.HANDLERS,
+    **operations.HANDLERS, **collectives.HANDLERS, **tiles.HANDLERS,
 }  # fmt: skip
 """By function; ``operations`` has those that act on memory and signals."""

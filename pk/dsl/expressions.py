@@ -15,12 +15,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 from pk import errors
-from pk.dsl import calls, language
+from pk.dsl import calls, language, tiles
 from pk.dsl.arguments import integer
 from pk.dsl.scope import Scope
 from pk.dsl.values import (
+    ChosenValue,
     CopyValue,
     PipelineValue,
+    SharedValue,
     StageMethod,
     StageValue,
     TensorValue,
@@ -29,6 +31,7 @@ from pk.dsl.values import (
     is_folded,
     is_scalar,
     is_tile,
+    tensor_of,
 )
 from pk.ir import index, rules
 from pk.ir import nodes as ir
@@ -69,6 +72,8 @@ ADVICE: dict[type[ast.AST], str] = {
 
 class Expressions(Scope):
     """Evaluates expressions."""
+
+    named_now: ast.expr | None = None  # the right-hand side of the assignment that is being read
 
     def unsupported(self, node: ast.AST, what: str = "", advice: str = "") -> errors.UnsupportedSyntax:
         """The error for syntax outside the language, to be raised."""
@@ -120,6 +125,8 @@ class Expressions(Scope):
             return x + y
         if op == "@":
             raise self.unsupported(node, "`@` is not part of the kernel language", "Use pk.mma(acc, a, b).")
+        if op in ("&", "|") and (is_tile(x) or is_tile(y)):
+            return self.combine("and" if op == "&" else "or", x, y, span)
         if op in ("**", "<<", ">>", "&", "|", "^"):
             advice = {"&": "Use `and`.", "|": "Use `or`.", "**": "Multiply.", "<<": "Multiply.", ">>": "Use `//`."}
             raise self.unsupported(
@@ -132,7 +139,8 @@ class Expressions(Scope):
         if is_tile(x) or is_tile(y):
             self._operand(op, x, span)
             self._operand(op, y, span)
-            x, y = (float(v) if isinstance(v, int | float) else v for v in (x, y))
+            other = (x if is_tile(x) else y).type.dtype
+            x, y = (tiles.like(v, other) for v in (x, y))
             x, y = index.lift(x, span), index.lift(y, span)
             return ir.Binary(cast(ir.BinaryOp, op), x, y, rules.tile_binary(op, x.type, y.type, span), span)
         self._operand(op, x, span)
@@ -171,13 +179,15 @@ class Expressions(Scope):
                 ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
             }  # fmt: skip
             return self.folded(names[type(node.op)], (x,), node)
+        if isinstance(node.op, ast.Invert) and is_tile(x):
+            return ir.Unary("not", x, rules.tile_unary("not", x.type, span), span)
         if isinstance(node.op, ast.Invert):
             raise self.unsupported(node, "`~` on run-time values is not part of the kernel language", "Use `not`.")
         self._operand("-", x, span)
         if isinstance(node.op, ast.UAdd):
             return x
         if is_tile(x):
-            return ir.Unary("-", x, rules.tile_binary("-", x.type, x.type, span), span)
+            return ir.Unary("-", x, rules.tile_unary("-", x.type, span), span)
         return index.negate(x, span)
 
     def truth(self, value: Any, node: ast.AST) -> Any:
@@ -210,7 +220,12 @@ class Expressions(Scope):
         result: Any = True
         for kind, x, y in zip(node.ops, values, values[1:], strict=False):
             part = self._compare(type(kind), x, y, node)
-            result = index.binary("and", result, part, self.span(node)) if result is not True else part
+            if result is True:
+                result = part
+            elif is_tile(result) or is_tile(part):
+                result = self.combine("and", result, part, self.span(node))
+            else:
+                result = index.binary("and", result, part, self.span(node))
             if result is False:
                 return False
         return result
@@ -246,18 +261,38 @@ class Expressions(Scope):
             return tuple(self._choose(cond, a, b, node) for a, b in zip(x, y, strict=True))
         if is_scalar(x) and is_scalar(y):
             return index.select(cond, x, y, self.span(node))
+        if isinstance(x, _TENSORS) and isinstance(y, _TENSORS):
+            return self._choose_tensor(cond, x, y, node)
         raise errors.WrongOperand(
             f"a run-time choice between {describe(x)} and {describe(y)}", self.span(node),
-            "A conditional expression chooses between scalars; use an `if` for the rest.",
+            "A conditional expression chooses between scalars or tensors; use an `if` for the rest.",
         )  # fmt: skip
+
+    def _choose_tensor(self, cond: ir.Expr, x: Any, y: Any, node: ast.IfExp) -> Any:
+        for side in (x, y):
+            if isinstance(side, TensorValue) and side.kind != "global":
+                raise errors.WrongOperand(
+                    f"a run-time choice of `{side.name}`, which every rank has a copy of", self.span(node),
+                    f"Say whose: {side.name}[rank].",
+                )  # fmt: skip
+        a, b = tensor_of(x), tensor_of(y)
+        if (a.dtype, a.ndim) != (b.dtype, b.ndim):
+            raise errors.WrongOperand(
+                f"a run-time choice between `{a.name}` ({a.ndim}-d {a.dtype}) and `{b.name}` ({b.ndim}-d {b.dtype})",
+                self.span(node),
+                "Tensors to choose between have one dtype and one number of dimensions.",
+            )
+        return x if x == y else ChosenValue(cond, x, y)
 
     # ------------------------------------------------------------------------------- attributes, subscripts
     def _eval_attribute(self, node: ast.Attribute) -> Any:
         base, name = self.eval(node.value), node.attr
-        if isinstance(base, TensorValue | CopyValue):
+        if isinstance(base, _TENSORS):
             return self._tensor_attribute(base, name, node)
         if isinstance(base, StageValue):
             return self._stage_field(base, name, node)
+        if isinstance(base, SharedValue) and base.tile is not None:
+            base = self.b.use_private(base, self.span(node)) if name == "T" else ir.Shared("", base.name, base.tile)
         if isinstance(base, ir.Shared) or is_tile(base):
             return self._tile_attribute(base, name, node)
         if isinstance(base, PipelineValue):
@@ -287,9 +322,8 @@ class Expressions(Scope):
         )
         raise errors.UnknownName(f"{what} has no `{name}`", self.span(node), hint)
 
-    def _tensor_attribute(self, base: TensorValue | CopyValue, name: str, node: ast.Attribute) -> Any:
-        tensor = base.tensor if isinstance(base, CopyValue) else base
-        dims = tuple(_at(d, self.span(node)) for d in tensor.shape)
+    def _tensor_attribute(self, base: TensorValue | CopyValue | ChosenValue, name: str, node: ast.Attribute) -> Any:
+        tensor, dims = tensor_of(base), _dims(base, self.span(node))
         if name in DIMS:
             if tensor.ndim < -DIMS[name]:
                 raise errors.UnknownName(
@@ -386,7 +420,10 @@ class Expressions(Scope):
             if keyword.arg is None:
                 raise self.unsupported(node, "`**` in a call is not part of the kernel language", "Name the arguments.")
             kwargs[keyword.arg] = self.eval(keyword.value)
-        return calls.call(self, fn, args, kwargs, node)
+        value = calls.call(self, fn, args, kwargs, node)
+        if isinstance(value, ir.Call) and value.op == "load_scalar" and node is not self.named_now:
+            return self.temporary("loaded", value, self.span(node))  # memory is read here and once
+        return value
 
     def expand(self, fn: Any, args: list[Any], kwargs: dict[str, Any], node: ast.Call) -> Any:
         """A helper, in place; the statements' half of the reader knows how."""
@@ -395,6 +432,17 @@ class Expressions(Scope):
     def math(self, fn: Callable[..., Any]) -> bool:
         """Whether ``fn`` is a pure function that may be called while compiling."""
         return getattr(fn, "__module__", None) == "math" and getattr(math, fn.__name__, None) is fn
+
+
+_TENSORS = (TensorValue, CopyValue, ChosenValue)
+
+
+def _dims(base: TensorValue | CopyValue | ChosenValue, span: ir.Span) -> tuple[Any, ...]:
+    """The extents of a tensor where the user wrote it; of a choice, the extents of what is chosen."""
+    if isinstance(base, ChosenValue):
+        sides = zip(_dims(base.x, span), _dims(base.y, span), strict=True)
+        return tuple(index.select(base.cond, x, y, span) for x, y in sides)
+    return tuple(_at(d, span) for d in tensor_of(base).shape)
 
 
 def _at(dim: ir.Expr, span: ir.Span) -> Any:

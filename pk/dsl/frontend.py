@@ -43,11 +43,12 @@ class Specialization:
         return isinstance(other, Specialization) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
-        return self.tensors, {name: _typed(value) for name, value in self.constants.items()}
+        return self.tensors, {name: typed(value) for name, value in self.constants.items()}
 
 
-def _typed(value: Any) -> Any:
-    return tuple(_typed(v) for v in value) if isinstance(value, tuple) else (type(value), value)
+def typed(value: Any) -> Any:
+    """``value`` with its type, so that equal values of different types differ."""
+    return tuple(typed(v) for v in value) if isinstance(value, tuple) else (type(value), value)
 
 
 def build(fn: Callable[..., Any], spec: Specialization) -> ir.Kernel:

@@ -7,16 +7,22 @@ a ``Global``, one rank's copy ``c[r]`` of a ``Parallel`` or of scratch, or (as a
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from pk import errors
+from pk.dsl.language_tiles import (  # they read like the builtins that some of them replace
+    abs, cast, exp, exp2, fma, full, gelu, inf, iota, load, log, log2, max, min, rsqrt, sigmoid, silu, sqrt, store, sum,
+    tanh, where, zeros,
+)  # fmt: skip
 from pk.dsl.types import Function, Global, Parallel, constexpr, function
+from pk.dsl.types import outside as _outside
 from pk.ir.types import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
 
 __all__ = [
     "Function",
     "Global",
     "Parallel",
+    "abs",
+    "all_reduce",
     "at",
     "barrier",
     "bfloat16",
@@ -25,16 +31,26 @@ __all__ = [
     "communicator",
     "constexpr",
     "consumer",
+    "exp",
+    "exp2",
+    "fetch_add",
     "float8_e4m3",
     "float8_e5m2",
     "float16",
     "float32",
+    "fma",
     "full",
     "function",
+    "gather_async",
+    "gelu",
+    "inf",
     "int32",
+    "iota",
     "load",
     "load_async",
     "loader",
+    "log",
+    "log2",
     "max",
     "min",
     "mma",
@@ -42,28 +58,30 @@ __all__ = [
     "range",
     "rank",
     "ranks_from",
+    "reduce",
+    "rsqrt",
+    "scatter_async",
     "scratch",
     "shared",
+    "sigmoid",
     "signal",
     "signal_all",
     "signals",
+    "silu",
+    "sqrt",
     "static_range",
     "store",
     "store_add_async",
     "store_async",
     "storer",
+    "sum",
+    "tanh",
     "tasks",
     "wait",
+    "where",
     "world_size",
     "zeros",
 ]  # fmt: skip
-
-
-def _outside(name: str) -> NoReturn:
-    raise errors.OutsideKernel(
-        f"pk.{name} is an operation of the kernel language and was called by plain Python.\n"
-        f"  Use it inside a function decorated with @pk.kernel (or @pk.function, called from one)."
-    )
 
 
 # ------------------------------------------------------------------------------------------- declarations
@@ -76,7 +94,11 @@ def pipeline(stages: int, /, **tiles: Any) -> Any:
 
 
 def shared(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A tile in shared memory: ``shape`` of compile-time constants, inner extent a multiple of 16 bytes."""
+    """A tile in shared memory: ``shape`` of compile-time constants, inner extent a multiple of 16 bytes.
+
+    In a ``pk.pipeline`` it is a field of its stages.  Bound to a name at the top of the kernel it is private to the
+    consumer: ``store`` to it, then ``load`` it or pass it to ``mma``; pk inserts the barriers.
+    """
     _outside("shared")
 
 
@@ -155,14 +177,27 @@ def store_add_async(x: Any, t: Any, coord: Any) -> None:
     _outside("store_add_async")
 
 
-def load(t: Any) -> Any:
-    """Stage to registers, in a consumer; 16-bit and 8-bit floats widen to float32."""
-    _outside("load")
+def gather_async(t: Any, x: Any, rows: Any, col: Any = 0, rank: Any = None) -> None:
+    """Row i of the tile ``t`` (R, C) from row ``rows[i]`` of ``x`` (two dimensions), in ``fill`` of a loader.
+
+    ``rows`` is an index vector of R elements, ``col`` counts tiles of C columns.  ``x``: a ``Global``, one rank's copy
+    ``c[r]``, or a whole ``Parallel`` or scratch with ``rank=``, an integer or an index vector: row i comes from rank
+    ``rank[i]``.  A row outside ``x`` (a negative index) is zero, and so are columns outside.  One bulk copy a row; a tile
+    that is gathered into or scattered from cannot also be an operand of ``mma``, ``load_async`` or ``store_async``.
+
+        with ring.fill() as s:
+            pk.gather_async(s.x, x, pk.load(perm, t, (32,), other=-1), j)
+    """
+    _outside("gather_async")
 
 
-def store(t: Any, r: Any) -> None:
-    """Registers to stage, cast to its dtype, in ``fill`` of a consumer."""
-    _outside("store")
+def scatter_async(x: Any, t: Any, rows: Any, col: Any = 0, rank: Any = None) -> None:
+    """Row i of the tile ``t`` (R, C) to row ``rows[i]`` of ``x``, in ``drain`` of a storer; the reverse of
+    :func:`gather_async`.
+
+    A row outside ``x`` (a negative index) is dropped, and so are columns outside.
+    """
+    _outside("scatter_async")
 
 
 def at(*entries: Any) -> Any:
@@ -170,33 +205,52 @@ def at(*entries: Any) -> Any:
     _outside("at")
 
 
+# ------------------------------------------------------------------------------------- all ranks' copies of a window
+def reduce(x: Any, coord: Any, c: Any, c_coord: Any, shape: tuple[int, ...], op: str = "sum") -> None:
+    """The window of ``shape`` at ``c_coord`` of every rank's copy of ``c``, combined, into ``x`` at ``coord``.
+
+    ``c`` is a whole ``Parallel`` or scratch, ``x`` a ``Global`` or one rank's copy, both of one dtype: bfloat16,
+    float16 or float32.  ``shape`` is (cols,) or (rows, cols), of constants, and lines up with the trailing dimensions;
+    coordinates count windows of it.  ``op`` is "sum", "min" or "max".  The values are combined in float32 in rank order
+    0, 1, ... and rounded once, so the result is the same in every run and on every rank.  Outside ``c`` reads 0, outside
+    ``x`` is dropped.  In a consumer, or in a class without role blocks.
+
+        pk.reduce(out, (0, i), x, (0, i), shape=(1, 2048))
+    """
+    _outside("reduce")
+
+
+def all_reduce(c: Any, coord: Any, shape: tuple[int, ...], op: str = "sum") -> None:
+    """:func:`reduce` of the window at ``coord`` of every rank's copy of ``c``, the result written to every copy.
+
+    In place: one rank alone combines a window, after a signal has told it that every rank's part is there.
+    """
+    _outside("all_reduce")
+
+
 # --------------------------------------------------------------------------------------------- register tiles
-def zeros(shape: tuple[int, ...], dtype: Any = float32) -> Any:
-    """A register tile of zeros."""
-    _outside("zeros")
+def mma(acc: Any, a: Any, b: Any, accumulate: bool = True) -> None:
+    """``acc += a @ b`` on the tensor core: acc (M, N) float32, a (M, K), b (K, N).
 
+    ``accumulate=False``: ``acc = a @ b``, what acc held before is lost.  The one operation that changes a tile in place.
 
-def full(shape: tuple[int, ...], value: Any, dtype: Any = float32) -> Any:
-    """A register tile of one value."""
-    _outside("full")
+    a and b are shared tiles, as stored or transposed (``t.T``); a may also be a register tile of bfloat16 or float16
+    (``pk.cast(p, v.dtype)``).  dtypes: bfloat16, float16 (a and b alike); float8_e4m3, float8_e5m2 (mixed or alike);
+    float32, read as tf32 (a 10-bit mantissa).  Operands of 8 and 32 bits must be contiguous along K: a (M, K) as
+    stored, b stored (N, K) and passed as ``t.T``.
 
-
-def cast(r: Any, dtype: Any) -> Any:
-    """The same values in another dtype."""
-    _outside("cast")
-
-
-def mma(acc: Any, a: Any, b: Any) -> None:
-    """``acc += a @ b`` in float32: acc (M, N), a (M, K), b (K, N); ``t.T`` reads a shared tile transposed.
-
-    The one operation that changes a tile in place.
+    M is a multiple of 64 for each warpgroup, N a multiple of 8 up to 256, K a multiple of 16 elements (32 of 8 bits, 8 of
+    float32); a shared tile has rows of a multiple of 32 bytes.
     """
     _outside("mma")
 
 
 # ------------------------------------------------------------------------------------------------- signals
 def signal(sig: Any, index: Any, rank: Any, value: Any = 1) -> None:
-    """Add to a counter of one rank, after all earlier stores of this role."""
+    """Add to a counter of one rank, after all earlier stores of this role.
+
+    ``index``, ``rank`` and ``value`` may be index vectors: one signal a lane; a negative index is skipped.
+    """
     _outside("signal")
 
 
@@ -206,8 +260,23 @@ def signal_all(sig: Any, index: Any, value: Any = 1) -> None:
 
 
 def wait(sig: Any, index: Any, value: Any) -> None:
-    """Until my counter is at least ``value``; everything after it sees what was signalled."""
+    """Until my counter is at least ``value``; everything after it sees what was signalled.
+
+    ``index`` and ``value`` may be index vectors: until all are; a negative index is skipped.
+    """
     _outside("wait")
+
+
+def fetch_add(sig: Any, index: Any, value: Any = 1) -> Any:
+    """Add to a counter of this rank, after all earlier stores of this role: the value before, an int32.
+
+    Whoever finds a value sees all that was stored before the adds that made it.  In any role, not in shared code.
+
+        ticket = pk.fetch_add(done, m)
+        if ticket == parts - 1:  # the last one of them
+            ...
+    """
+    _outside("fetch_add")
 
 
 def barrier(sig: Any, index: Any = ()) -> None:
@@ -227,20 +296,10 @@ def world_size() -> Any:
 
 
 def cdiv(x: Any, y: Any) -> Any:
-    """x / y rounded up.  On ints it also works outside kernels."""
+    """x / y rounded up, y positive; x may be a tile of int32.  On ints it also works outside kernels."""
     if isinstance(x, int) and isinstance(y, int):
         return -(-x // y)
     _outside("cdiv")
-
-
-def min(*values: Any) -> Any:
-    """The least of scalars, or element by element of register tiles."""
-    _outside("min")
-
-
-def max(*values: Any) -> Any:
-    """The greatest of scalars, or element by element of register tiles."""
-    _outside("max")
 
 
 _ = (Function, Global, Parallel, constexpr, function, bfloat16, float8_e4m3, float8_e5m2, float16, int32)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pk import errors
-from pk.dsl import language
+from pk.dsl import language, vectors
 from pk.dsl.arguments import integer
-from pk.dsl.values import At, CopyValue, SignalsValue, TensorValue, describe, is_tile
-from pk.ir import index, rules
+from pk.dsl.values import At, ChosenValue, CopyValue, SharedValue, SignalsValue, TensorValue, describe, is_tile
+from pk.ir import index, multiply, rules
 from pk.ir import nodes as ir
 from pk.ir.types import Tile
 
@@ -22,10 +22,13 @@ Handler = Callable[["Expressions", Arguments, ir.Span], Any]
 
 # --------------------------------------------------------------------------------------------- operands
 def _shared(r: Expressions, op: str, value: Any, span: ir.Span) -> ir.Shared:
+    if isinstance(value, SharedValue):
+        value = r.b.use_private(value, span)
     if not isinstance(value, ir.Shared):
         raise errors.WrongOperand(
             f"pk.{op} needs a tile of a stage, and got {describe(value)}", span,
-            "Write s.name, with s from `with pipeline.fill() as s` or `drain()`.",
+            "Write s.name, with s from `with pipeline.fill() as s` or `drain()`"
+            f"{', or a pk.shared tile of your own' if op in ('load', 'store', 'mma') else ''}.",
         )  # fmt: skip
     rules.stage(op, value, r.b.held, span)
     return value
@@ -52,8 +55,11 @@ def coordinate(coord: Any, ndim: int, tile: tuple[int, ...], what: str, span: ir
     return tuple(exprs)
 
 
-def _memory(r: Expressions, op: str, x: Any, t: ir.Shared, coord: Any, span: ir.Span) -> ir.Memory:
+def _memory(r: Expressions, op: str, x: Any, t: ir.Shared, coord: Any, span: ir.Span) -> ir.Memory | ir.Choose:
     """The window of ``x`` that tile ``t`` meets."""
+    if isinstance(x, ChosenValue):
+        sides = (_memory(r, op, side, t, coord, span) for side in (x.x, x.y))
+        return ir.Choose(x.cond, *sides, span)
     destination = op != "load_async"
     tensor, rank = (x.tensor, x.rank) if isinstance(x, CopyValue) else (x, None)
     if not isinstance(tensor, TensorValue):
@@ -99,20 +105,19 @@ def _store_async(op: str) -> Handler:
     return handler
 
 
-def _load(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
+def load_shared(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
+    """``load(t)``."""
     r.b.require("load", span)
     t = _shared(r, "load", a["t"], span)
     if t.transposed:
         raise errors.WrongOperand(
             "pk.load of a transposed tile", span, "Only mma reads tiles transposed: drop the `.T`."
         )
-    tile = rules.loaded(t)
-    if r.b.role is not None:
-        rules.split_rows(tile, r.b.role.warpgroups, span)
-    return ir.Call("load", (t,), tile, (), span)
+    return ir.Call("load", (t,), rules.loaded(t), (), span)
 
 
-def _store(r: Expressions, a: Arguments, span: ir.Span) -> None:
+def store_shared(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    """``store(t, r)``."""
     r.b.require("store", span)
     t, value = _shared(r, "store", a["t"], span), a["r"]
     if not is_tile(value):
@@ -133,12 +138,20 @@ def _mma(r: Expressions, a: Arguments, span: ir.Span) -> None:
             f"pk.mma accumulates into a name of a register tile, and got {describe(acc)}", span,
             "Bind it first: acc = pk.zeros((M, N), pk.float32).",
         )  # fmt: skip
-    x, y = _shared(r, "mma", a["a"], span), _shared(r, "mma", a["b"], span)
-    rules.mma(acc.type, x, y, r.b.role.warpgroups if r.b.role else 1, span)
-    r.b.emit(ir.Do("mma", (acc, x, y), (), span))
+    x = a["a"] if is_tile(a["a"]) else _shared(r, "mma", a["a"], span)
+    y = _shared(r, "mma", a["b"], span)
+    if not isinstance(a["accumulate"], bool):
+        raise errors.NotConstant(
+            f"accumulate= is {describe(a['accumulate'])}", span, "It must be True or False when the kernel is compiled."
+        )
+    multiply.mma(acc.type, x if isinstance(x, ir.Shared) else x.type, y, r.b.role.warpgroups if r.b.role else 1, span)
+    r.b.emit(ir.Do("mma", (acc, x, y), () if a["accumulate"] else (("accumulate", False),), span))
 
 
 def _signal(r: Expressions, a: Arguments, span: ir.Span) -> None:
+    if vectors.any_vector(a["index"], a["rank"], a["value"]):
+        vectors.signal(r, a, span)
+        return
     r.b.require("signal", span)
     to, by = integer("the rank", a["rank"], span), integer("the value", a["value"], span)
     r.b.emit(ir.Do("signal", (_counter(a["sig"], a["index"], span), to, by), (), span))
@@ -146,6 +159,9 @@ def _signal(r: Expressions, a: Arguments, span: ir.Span) -> None:
 
 def _counted(op: str) -> Handler:
     def handler(r: Expressions, a: Arguments, span: ir.Span) -> None:
+        if op == "wait" and vectors.any_vector(a["index"], a["value"]):
+            vectors.wait(r, a, span)
+            return
         r.b.require(op, span)
         value = integer("the value", a["value"], span)
         r.b.emit(ir.Do(op, (_counter(a["sig"], a["index"], span), value), (), span))
@@ -162,11 +178,10 @@ HANDLERS: dict[Any, Handler] = {
     language.load_async: _load_async,
     language.store_async: _store_async("store_async"),
     language.store_add_async: _store_async("store_add_async"),
-    language.load: _load,
-    language.store: _store,
     language.mma: _mma,
     language.signal: _signal,
     language.signal_all: _counted("signal_all"),
     language.wait: _counted("wait"),
     language.barrier: _barrier,
+    **vectors.HANDLERS,
 }

@@ -13,11 +13,13 @@ from pk.dsl.source import MISSING, Source
 from pk.dsl.values import (
     At,
     Binding,
+    ChosenValue,
     CopyValue,
     Declared,
     Gone,
     PipelineValue,
     ScratchValue,
+    SharedValue,
     SignalsValue,
     TensorValue,
     describe,
@@ -59,9 +61,9 @@ class Scope:
         name = node.id
         found = self.frame.names.get(name)
         if found is not None:
-            if self.b.where == "communicator" and found.where == "compute":
+            if self.b.where.startswith("communicator") and found.where not in ("prologue", self.b.where):
                 raise errors.NameOutOfScope(
-                    f"`{name}` belongs to the compute class and is used in the communicator",
+                    f"`{name}` belongs to the {found.where} class and is used in the communicator",
                     self.span(node),
                     "Compute it inside the communicator, or at the top of the kernel, before any loop.",
                 )
@@ -131,6 +133,8 @@ class Scope:
             and isinstance(value, PipelineValue | SignalsValue | ScratchValue)
         ):
             self.b.declare(value, name)
+        if isinstance(value, SharedValue):
+            value.name = value.name or name  # made unique if it turns out to be in no pipeline
         if isinstance(value, ScratchValue):
             assert value.dtype is not None
             return TensorValue(value.name, "scratch", value.dtype, value.shape)
@@ -248,6 +252,8 @@ def _mentions(value: Any, name: str) -> bool:
         return _mentions(value.entries, name)
     if isinstance(value, CopyValue):
         return _mentions(value.rank, name)
+    if isinstance(value, ChosenValue):
+        return any(_mentions(v, name) for v in (value.cond, value.x, value.y))
     return is_expr(value) and any(isinstance(v, ir.Var) and v.name == name for v in walk((value,)))
 
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from pk import errors
@@ -25,6 +26,7 @@ from pk.dsl.values import (
     describe,
     is_expr,
 )
+from pk.dsl.while_loops import read_while
 from pk.ir import index
 from pk.ir import nodes as ir
 from pk.ir.split import statements, walk
@@ -34,7 +36,6 @@ Flow = Literal["continue", "return"] | None
 """How a block ended, if not by running to its end."""
 
 ADVICE: dict[type[ast.stmt], str] = {
-    ast.While: "Use `for` over pk.range; to wait for another rank use pk.wait.",
     ast.Break: "Give the loop the number of turns it needs, or guard the rest with an `if`.",
     ast.FunctionDef: "Define helpers outside the kernel, with @pk.function.",
     ast.ClassDef: "Define classes outside the kernel.",
@@ -94,6 +95,7 @@ class Reader(Expressions):
 
     # --------------------------------------------------------------------------------------- assignment
     def _do_assign(self, stmt: ast.Assign) -> None:
+        self.named_now = stmt.value
         value = self.eval(stmt.value)
         for target in stmt.targets:
             self._assign_to(target, value, stmt)
@@ -234,6 +236,9 @@ class Reader(Expressions):
             )  # fmt: skip
         return None
 
+    def _do_while(self, stmt: ast.While) -> None:
+        read_while(self, stmt)
+
     def _unroll(self, stmt: ast.For, values: Any) -> Flow:
         before = dict(self.frame.names)
         for value in values:
@@ -321,7 +326,7 @@ class Reader(Expressions):
         with self.b.nested() as block:
             self._loop_body(stmt, bindings)
         self.b.tasks = False
-        self.b.emit(ir.Tasks(tuple(variables), extents, tuple(block), over.group, span))
+        self.b.emit(ir.Tasks(tuple(variables), extents, tuple(block), over.group, span, over.dynamic, over.cluster))
         self.leave(before, _GONE_LOOP, names)
 
     # ----------------------------------------------------------------------------------------- with blocks
@@ -358,23 +363,20 @@ class Reader(Expressions):
             )
         self.b.begin()
         before = dict(self.frame.names)
-        with self.b.in_role(role.kind, role.warpgroups, span) as block:
+        made = ir.Role(role.kind, (), role.warpgroups, span, role.teams, role.stagger)
+        with self.b.in_role(made) as block:
             flow = self._with(rest, stmt)
         if flow is not None:
             raise self.unsupported(stmt, f"`{flow}` in a role block", "Guard the rest with an `if`.")
-        self.b.emit(ir.Role(role.kind, tuple(block), role.warpgroups, span))
+        self.b.emit(replace(made, body=tuple(block)))
         self.leave(
             before, f"It is private to the {role.kind} that bound it: compute `{{name}}` in shared code, or again here."
         )
 
     def _communicator(self, value: CommunicatorValue, rest: list[ast.withitem], stmt: ast.With, span: ir.Span) -> None:
-        if self.b.depth or self.b.role is not None or self.b.where == "communicator":
+        if self.b.depth or self.b.role is not None or self.b.where.startswith("communicator"):
             raise errors.WrongRole(
                 "pk.communicator inside a loop, branch or role", span, "It stands at the top of the kernel."
-            )
-        if self.b.communicator is not None:
-            raise errors.WrongRole(
-                "a second pk.communicator", span, "A kernel has at most one: put both bodies into it."
             )
         sms = self.b.closed(integer("sms=", value.sms, span), "sms=", span)
         self.b.begin()
@@ -382,7 +384,7 @@ class Reader(Expressions):
         with self.b.in_communicator() as block:
             if self._with(rest, stmt) is not None:
                 raise self.unsupported(stmt, "`return` in the communicator", "Guard the rest with an `if`.")
-        self.b.communicator = ir.Communicator(sms, tuple(block), span)
+        self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
         self.leave(before, "It belongs to the communicator: compute `{name}` at the top of the kernel, or again here.")
 
     def _stage(self, value: StageMethod, item: ast.withitem, rest: list[ast.withitem], stmt: ast.With) -> Flow:
@@ -421,7 +423,7 @@ class Reader(Expressions):
                 span,
                 "Leave the first `with` before the next.",
             )
-        where = cast(Literal["compute", "communicator"], self.b.where)
+        where = self.b.where
         if pipeline.owner not in (None, where):
             raise errors.PipelineMisused(
                 f"`{pipeline.name}` is used by the {pipeline.owner} class and by the {where} class", span,

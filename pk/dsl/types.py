@@ -9,6 +9,14 @@ from typing import Any, NoReturn
 from pk import errors
 
 
+def outside(name: str) -> NoReturn:
+    """What every operation does when plain Python calls it: raises OutsideKernel."""
+    raise errors.OutsideKernel(
+        f"pk.{name} is an operation of the kernel language and was called by plain Python.\n"
+        f"  Use it inside a function decorated with @pk.kernel (or @pk.function, called from one)."
+    )
+
+
 class Global:
     """Annotation: this rank's own tensor in device memory, 1 to 4 dimensions, strided (last dimension contiguous).
 

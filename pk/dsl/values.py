@@ -38,6 +38,32 @@ class CopyValue:
     rank: ir.Expr
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenValue:
+    """``x if cond else y`` on tensors of one dtype and number of dimensions."""
+
+    cond: ir.Expr
+    x: TensorValue | CopyValue | ChosenValue
+    y: TensorValue | CopyValue | ChosenValue
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of both."""
+        return tensor_of(self.x).dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of both."""
+        return tensor_of(self.x).ndim
+
+
+def tensor_of(value: TensorValue | CopyValue | ChosenValue) -> TensorValue:
+    """The tensor behind a copy or a choice (its first)."""
+    if isinstance(value, ChosenValue):
+        return tensor_of(value.x)
+    return value.tensor if isinstance(value, CopyValue) else value
+
+
 @dataclass(eq=False, slots=True)
 class Declared:
     """Something named by the first name bound to it."""
@@ -48,9 +74,10 @@ class Declared:
 
 @dataclass(eq=False, slots=True)
 class SharedValue(Declared):
-    """``pk.shared(shape, dtype)``, to be a field of a pipeline."""
+    """``pk.shared(shape, dtype)``: to be a field of a pipeline, or private to the consumer of class ``owner``."""
 
     tile: Tile | None = None
+    owner: str | None = None  # the class that uses it, once one does
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +86,7 @@ class PipelineValue(Declared):
 
     stages: int = 0
     tiles: tuple[tuple[str, Tile], ...] = ()
-    owner: Literal["compute", "communicator"] | None = None  # the class that uses it, once one does
+    owner: str | None = None  # the class that uses it, once one does
 
     def tile(self, name: str) -> Tile | None:
         """The tile of field ``name``, or None."""
@@ -128,6 +155,8 @@ class TasksValue:
 
     extents: tuple[Any, ...]
     group: ir.Expr
+    dynamic: bool = False
+    cluster: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +165,8 @@ class RoleValue:
 
     kind: Literal["loader", "consumer", "storer"]
     warpgroups: int = 0
+    teams: int = 1
+    stagger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +184,7 @@ class At:
 
 
 OWN = (
-    TensorValue, CopyValue, Declared, StageMethod, StageValue, RanksFrom, RangeValue, StaticRange, TasksValue,
+    TensorValue, CopyValue, ChosenValue, Declared, StageMethod, StageValue, RanksFrom, RangeValue, StaticRange, TasksValue,
     RoleValue, CommunicatorValue, At, ir.Shared,
 )  # fmt: skip
 
@@ -207,7 +238,7 @@ def describe(value: Any) -> str:
     if isinstance(value, TensorValue):
         return f"the {value.kind} tensor `{value.name}`" if value.kind != "scratch" else f"the scratch `{value.name}`"
     names = {
-        CopyValue: "one rank's copy of a tensor", PipelineValue: "a pipeline", SignalsValue: "signals",
+        CopyValue: "one rank's copy of a tensor", ChosenValue: "a choice between tensors", PipelineValue: "a pipeline", SignalsValue: "signals",
         ScratchValue: "scratch", SharedValue: "a shared tile outside a pipeline", StageValue: "a stage",
         StageMethod: "a method of a pipeline", RanksFrom: "pk.ranks_from(...)", TasksValue: "pk.tasks(...)",
         RangeValue: "a range", StaticRange: "a range", RoleValue: "a role", CommunicatorValue: "pk.communicator(...)",

@@ -59,7 +59,7 @@ def balance(kernel: ir.Kernel) -> None:
     env = _Env()
     counter = _Counter(dims)
     counter.block(kernel.prologue, env)
-    for block in (kernel.communicator.body if kernel.communicator else (), kernel.compute):
+    for block in (*(c.body for c in kernel.communicators), kernel.compute):
         counter.spans.clear()
         counter.compare(counter.block(block, env.copy()), block)
 
@@ -93,6 +93,9 @@ class _Counter:
             return self.branch(s, env, depth)
         if isinstance(s, ir.For):
             return self.loop(s, env, depth)
+        if isinstance(s, ir.While):
+            self.conditional_loop(s, env, depth)
+            return {}
         if isinstance(s, ir.Tasks):
             self.forget(s.body, env)
             outer, self.spans = self.spans, {}
@@ -171,6 +174,23 @@ class _Counter:
             else:
                 total[key] = turns * count
         return total
+
+    def conditional_loop(self, s: ir.While, env: _Env, depth: int) -> None:
+        """How often a ``while`` turns is unknown: every turn is balanced on its own, for all roles together."""
+        self.forget(s.body, env)
+        stage = next((inner for inner in statements(s.body) if isinstance(inner, ir.Stage)), None)
+        if stage is None:
+            return
+        if not any(isinstance(inner, ir.Role) for inner in statements(s.body)):
+            raise errors.Unbalanced(
+                f"`{stage.pipeline}` is {stage.mode}ed inside a `while` of one role: the other role cannot know how often",
+                s.span,
+                "Put the `while` into shared code, with the role blocks inside it, or count the turns first and loop over "
+                "pk.range.",
+            )
+        outer, self.spans = self.spans, {}
+        self.compare(self.block(s.body, env.copy(), depth), s.body)
+        self.spans = outer
 
     def turns(self, start: Poly, stop: Poly) -> Poly:
         """Turns of a loop, taken as not negative: a negative range is empty on both sides."""

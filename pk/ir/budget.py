@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pk import errors
 from pk.ir import nodes as ir
+from pk.ir.layout import exchange_bytes
 from pk.ir.rules import BLOCK_SHARED, RESERVED_SHARED, TILE_ALIGN
 from pk.ir.types import Tile
+from pk.ir.vectors import PADDING
 
 AVAILABLE = BLOCK_SHARED - RESERVED_SHARED
 
 
-def tile_bytes(tile: Tile) -> int:
-    """Bytes a shared tile takes: its own, rounded up to the alignment of tile bases."""
-    return -(-tile.nbytes // TILE_ALIGN) * TILE_ALIGN
+def tile_bytes(tile: Tile, by_rows: bool = False) -> int:
+    """Bytes a shared tile takes: its own, those behind each row if it is copied by rows, rounded up to the alignment."""
+    return -(-(tile.nbytes + PADDING * tile.rows * by_rows) // TILE_ALIGN) * TILE_ALIGN
 
 
 def stage_bytes(p: ir.Pipeline) -> int:
     """Bytes of one stage of ``p``."""
-    return sum(tile_bytes(tile) for _, tile in p.tiles)
+    return sum(tile_bytes(tile, name in p.by_rows) for name, tile in p.tiles)
 
 
 def pipeline_bytes(p: ir.Pipeline) -> int:
@@ -27,22 +29,27 @@ def pipeline_bytes(p: ir.Pipeline) -> int:
 
 def shared_memory(kernel: ir.Kernel) -> None:
     """Raise SharedMemoryExceeded, naming every pipeline's share and a fix, if a class needs more than a block has."""
-    for owner in ("communicator", "compute"):
+    for owner, block in reversed(kernel.classes):
         pipelines = [p for p in kernel.pipelines if p.owner == owner]
-        total = sum(map(pipeline_bytes, pipelines))
+        private = [t for t in kernel.shared if t.owner == owner]
+        exchange = exchange_bytes(kernel, block)
+        total = sum(map(pipeline_bytes, pipelines)) + sum(tile_bytes(t.type) for t in private) + exchange
         if total > AVAILABLE:
-            largest = max(pipelines, key=pipeline_bytes)
-            shares = "\n  ".join(_share(p) for p in pipelines)
+            largest = max(pipelines, key=pipeline_bytes) if pipelines else private[0]
+            shares = "\n  ".join([*map(_share, pipelines), *(f"{t.name}: {tile_bytes(t.type):,} bytes" for t in private)])
+            if exchange:
+                shares += f"\n  reductions: {exchange:,} bytes"
             raise errors.SharedMemoryExceeded(
-                f"the pipelines of the {owner} class need {total:,} bytes of shared memory, and a block has "
-                f"{AVAILABLE:,} ({BLOCK_SHARED // 1024} KiB less {RESERVED_SHARED:,} bytes for barriers)",
+                f"the {'pipelines and tiles' if private else 'pipelines'} of the {owner} class need {total:,} bytes of "
+                f"shared memory, and a block has {AVAILABLE:,} ({BLOCK_SHARED // 1024} KiB less {RESERVED_SHARED:,} bytes "
+                "for barriers)",
                 largest.span,
-                f"{shares}\n  {_fix(pipelines, total)}",
+                f"{shares}\n  {_fix(pipelines, total) if pipelines else 'Make the tiles smaller.'}",
             )
 
 
 def _share(p: ir.Pipeline) -> str:
-    tiles = " + ".join(f"{name} {tile_bytes(tile):,}" for name, tile in p.tiles)
+    tiles = " + ".join(f"{name} {tile_bytes(tile, name in p.by_rows):,}" for name, tile in p.tiles)
     return f"{p.name}: {p.stages} stage{'s' * (p.stages > 1)} x ({tiles}) = {pipeline_bytes(p):,} bytes"
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pk import errors
-from pk.ir import budget, rules
+from pk.ir import budget, collective, layout, multiply, results, rules, vectors
 from pk.ir import nodes as ir
 from pk.ir.balance import balance
 from pk.ir.ops import TABLE
+from pk.ir.schedule import schedule
 from pk.ir.split import roles_of, statements
 from pk.ir.types import BOOL, FLOAT, INT, Scalar, Tile, Type
 
@@ -32,18 +33,21 @@ def check(kernel: ir.Kernel) -> None:
                 "a statement before the classes that is no scalar assignment", s.span, "Move it down."
             )
         walk.statement(s, names)
-    if kernel.communicator is not None:
-        walk.integer("sms=", kernel.communicator.sms, {}, kernel.communicator.span)
-        _class(kernel, "communicator", kernel.communicator.body, dict(names))
-    _class(kernel, "compute", kernel.compute, dict(names))
+    for c in kernel.communicators:
+        walk.integer("sms=", c.sms, {}, c.span)
+    for name, body in (*kernel.classes[1:], kernel.classes[0]):
+        _class(kernel, name, body, dict(names))
+    schedule(kernel)
+    layout.check(kernel)
+    vectors.check_rows(kernel)
     budget.shared_memory(kernel)
     balance(kernel)
 
 
 def _declarations(kernel: ir.Kernel) -> None:
     seen: set[str] = set()
-    declared: list[ir.Tensor | ir.Param | ir.Signals | ir.Scratch | ir.Pipeline] = [
-        *kernel.tensors, *kernel.scalars, *kernel.signals, *kernel.scratch, *kernel.pipelines
+    declared: list[ir.Tensor | ir.Param | ir.Signals | ir.Scratch | ir.Pipeline | ir.SharedTile] = [
+        *kernel.tensors, *kernel.scalars, *kernel.signals, *kernel.scratch, *kernel.pipelines, *kernel.shared
     ]  # fmt: skip
     for d in declared:
         if d.name in seen:
@@ -54,6 +58,8 @@ def _declarations(kernel: ir.Kernel) -> None:
             raise errors.WrongOperand(f"a pipeline of {p.stages} stages", p.span, "Give it at least one.")
         for _, tile in p.tiles:
             rules.shared_tile(tile, p.span)
+    for t in kernel.shared:
+        rules.shared_tile(t.type, t.span)
     walk = _Walk(kernel, "compute", "shared")
     symmetric: list[ir.Signals | ir.Scratch] = [*kernel.signals, *kernel.scratch]
     for s in symmetric:
@@ -119,6 +125,9 @@ class _Walk:
             self.integer("the start of a loop", s.start, names, s.span)
             self.integer("the end of a loop", s.stop, names, s.span)
             self.block(s.body, {**names, s.var.name: s.var.type})
+        elif isinstance(s, ir.While):
+            self.condition(s.cond, names, s.span)
+            self.block(s.body, dict(names))
         elif isinstance(s, ir.Tasks):
             self._tasks(s, names)
         elif isinstance(s, ir.Role):
@@ -215,27 +224,65 @@ class _Walk:
         o = s.operands
         if s.op in ("load_async", "store_async", "store_add_async"):
             t, window = (o[0], o[1]) if s.op == "load_async" else (o[1], o[0])
-            self._copy(s, cast(ir.Shared, t), cast(ir.Memory, window), names)
+            self._moved(s, cast(ir.Shared, t), window, names)
         elif s.op == "store":
             rules.stored(cast(ir.Shared, o[0]), self.type_of(o[1], names, s.span), s.span)
+        elif s.op in ("reduce", "all_reduce"):
+            self._reduced(s, names)
         elif s.op == "mma":
             if not isinstance(o[0], ir.Var):
                 raise errors.WrongOperand("pk.mma accumulates into a name", s.span, "Bind the accumulator first.")
-            a, b = cast(ir.Shared, o[1]), cast(ir.Shared, o[2])
-            rules.mma(self.type_of(o[0], names, s.span), a, b, self.warpgroups, s.span)
+            a = o[1] if isinstance(o[1], ir.Shared) else cast(Tile, self.type_of(o[1], names, s.span))
+            acc = self.type_of(o[0], names, s.span)
+            multiply.mma(acc, a, cast(ir.Shared, o[2]), self.warpgroups, s.span)
+        elif s.op in vectors.ROW_OPS:
+            t, window = (s.operands[i] for i in vectors.ROW_OPS[s.op])
+            tensor = self._lanes(s, cast(ir.Memory, window), names)
+            vectors.rows(s.op, cast(ir.Shared, t), tensor, cast(ir.Memory, window), s.span)
+        elif s.op == "store_elements":
+            window, value = cast(ir.Memory, o[0]), cast(ir.Expr, o[1])
+            vectors.elements("store", self._lanes(s, window, names), window, (value,), s.span)
+        elif s.op in vectors.COUNTER_OPS:
+            vectors.lanes(f"an operand of pk.{rules.spelled(s.op)}", o, s.span)
+        elif s.op in ("store_global", "store_scalar"):
+            window, value = cast(ir.Memory, o[0]), self.type_of(o[1], names, s.span)
+            self._window(s.op, window, value, names, s.span)
+            rules.stored_as(f"`{window.tensor}`", value, self.kernel.tensor(window.tensor).dtype, s.span)
+            if s.op == "store_global":
+                self.integer("rows=", o[2], names, s.span)
         else:
             for what, operand in zip(
                 ("the rank", "the value") if s.op == "signal" else ("the value",), o[1:], strict=False
             ):
                 self.integer(what, operand, names, s.span)
 
+    def _lanes(self, s: ir.Do | ir.Call, window: ir.Memory, names: Names) -> ir.Tensor | ir.Scratch:
+        """The tensor of a window with index vectors in its coordinate or rank, both checked."""
+        tensor = self._tensor(window, s.span)
+        for e in (*window.coord, *([window.rank] if window.rank is not None else [])):
+            self.type_of(e, names, s.span)
+        vectors.owner(rules.spelled(s.op), tensor, window, s.span)
+        return tensor
+
+    def _reduced(self, s: ir.Do, names: Names) -> None:
+        for position, window in enumerate(s.operands):
+            if not isinstance(window, ir.Memory) or window.everyone != (s.op == "all_reduce" or position == 1):
+                raise errors.WrongOperand(
+                    f"an operand of pk.{s.op} is {window}", s.span,
+                    "It combines every rank's copy, into one rank's window (all_reduce: into every rank's).",
+                )  # fmt: skip
+        tensors = [self._placed(s.op, cast(ir.Memory, window), names, s.span) for window in s.operands]
+        to, source = tensors[0], tensors[-1]
+        collective.reduced(s.op, to, source, s.attr("shape"), s.attr("op"), s.span)
+
     def _operands(self, s: ir.Do | ir.Call, names: Names) -> None:
         """Place, number and kinds of operands, as the op table has them."""
         row = TABLE.get(s.op)
         if row is None or row.result == isinstance(s, ir.Do):
             raise errors.UnknownName(f"unknown operation `{s.op}`", s.span, "The op table (pk.ir.ops) has them all.")
-        rules.place(s.op, self.role, s.span)
-        kinds = {"shared": ir.Shared, "memory": ir.Memory, "signal": ir.Signal}
+        if not (s.op in ("full", "iota", "where") and vectors.is_vector(getattr(s, "type", None))):  # at home everywhere
+            rules.place(s.op, self.role, s.span)
+        kinds = {"shared": ir.Shared, "memory": ir.Memory | ir.Choose, "signal": ir.Signal}
         if len(s.operands) != len(row.operands):
             raise errors.WrongOperand(
                 f"pk.{s.op} of {len(s.operands)} operands", s.span, f"It has {len(row.operands)}."
@@ -247,20 +294,33 @@ class _Walk:
                 self._shared(operand, s.span)
                 rules.stage(s.op, operand, self.held, s.span)
             elif isinstance(operand, ir.Signal):
-                self._signal(operand, names, s.span)
-            elif not isinstance(operand, ir.Memory):
+                self._signal(operand, names, s.span, lanes=s.op in vectors.COUNTER_OPS)
+            elif not isinstance(operand, ir.Memory | ir.Choose):
                 found = self.type_of(operand, names, s.span)
-                if isinstance(found, Tile) != (kind == "register"):
+                if kind != "value" and isinstance(found, Tile) != (kind in ("register", "factor")):
                     raise errors.WrongOperand(f"an operand of pk.{s.op} is {found}", s.span, f"It must be a {kind}.")
 
     def _shared(self, t: ir.Shared, span: ir.Span) -> None:
+        if t.private:
+            self._private(t, span)
+            return
         declared = next((p for p in self.kernel.pipelines if p.name == t.pipeline), None)
         if declared is None or dict(declared.tiles).get(t.field) != t.type:
             raise errors.UnknownName(
                 f"`{t.pipeline}.{t.field}` is not declared as {t.type}", span, "Declare it in pk.pipeline."
             )
 
-    def _signal(self, counter: ir.Signal, names: Names, span: ir.Span) -> None:
+    def _private(self, t: ir.Shared, span: ir.Span) -> None:
+        tile = next((s for s in self.kernel.shared if s.name == t.field), None)
+        if tile is None or tile.type != t.type:
+            raise errors.UnknownName(f"`{t.name}` is not declared as {t.type}", span, "Declare it at the top: pk.shared.")
+        if self.role != "consumer" or tile.owner != self.owner:
+            here = f"in a {self.role}" if tile.owner == self.owner else f"by the {self.owner} class"
+            raise errors.WrongRole(
+                f"`{t.name}` is used {here}", span, f"It is private to the consumer of the {tile.owner} class."
+            )
+
+    def _signal(self, counter: ir.Signal, names: Names, span: ir.Span, lanes: bool) -> None:
         declared = next((s for s in self.kernel.signals if s.name == counter.signals), None)
         if declared is None:
             raise errors.UnknownName(
@@ -274,32 +334,58 @@ class _Walk:
                 "Give one entry for each dimension.",
             )  # fmt: skip
         for e in counter.index:
-            self.integer(f"an index of `{counter.signals}`", e, names, span)
+            if not (lanes and vectors.is_vector(self.type_of(e, names, span))):
+                self.integer(f"an index of `{counter.signals}`", e, names, span)
+
+    def _moved(self, s: ir.Do, t: ir.Shared, window: ir.Operand, names: Names) -> None:
+        """A copy from or to a window, or to the one that a condition chooses."""
+        if isinstance(window, ir.Choose):
+            self.condition(window.cond, names, s.span)
+            self._moved(s, t, window.x, names)
+            self._moved(s, t, window.y, names)
+        else:
+            self._copy(s, t, cast(ir.Memory, window), names)
 
     def _copy(self, s: ir.Do, t: ir.Shared, window: ir.Memory, names: Names) -> None:
+        rules.moved(s.op, t, self._tensor(window, s.span), s.span)
+        self._placed(s.op, window, names, s.span)
+
+    def _window(self, op: str, window: ir.Memory, value: Type, names: Names, span: ir.Span) -> None:
+        """A window of a tensor that threads read or write: a register tile's, or one element."""
+        tensor = self._tensor(window, span)
+        ndim = tensor.ndim if isinstance(tensor, ir.Tensor) else len(tensor.shape)
+        if isinstance(value, Tile) and len(value.shape) > 1:
+            rules.window_tile(op, value, ndim, tensor.name, span)
+        self._placed(op, window, names, span)
+
+    def _tensor(self, window: ir.Memory, span: ir.Span) -> ir.Tensor | ir.Scratch:
         try:
-            tensor = self.kernel.tensor(window.tensor)
+            return self.kernel.tensor(window.tensor)
         except KeyError:
             raise errors.UnknownName(
-                f"unknown tensor `{window.tensor}`", s.span, "It must be a parameter or scratch."
+                f"unknown tensor `{window.tensor}`", span, "It must be a parameter or scratch."
             ) from None
-        rules.moved(s.op, t, tensor, s.span)
+
+    def _placed(self, op: str, window: ir.Memory, names: Names, span: ir.Span) -> ir.Tensor | ir.Scratch:
+        """Coordinate and rank of a window; the tensor."""
+        tensor = self._tensor(window, span)
         ndim = tensor.ndim if isinstance(tensor, ir.Tensor) else len(tensor.shape)
         if len(window.coord) != ndim:
             raise errors.WrongCoordinate(
                 f"the coordinate of `{tensor.name}` has {len(window.coord)} entries, and it has {ndim} dimensions",
-                s.span,
+                span,
                 "Give one entry for each dimension.",
             )  # fmt: skip
         symmetric = isinstance(tensor, ir.Scratch) or tensor.kind == "parallel"
-        if symmetric != (window.rank is not None or window.everyone) or (window.everyone and s.op == "load_async"):
+        if symmetric != (window.rank is not None or window.everyone) or (window.everyone and op.startswith("load")):
             raise errors.WrongOperand(
-                f"pk.{s.op} does not say which rank's copy of `{tensor.name}`" if symmetric else
-                f"`{tensor.name}` is a Global: it exists on this rank only", s.span,
+                f"pk.{rules.spelled(op)} does not say which rank's copy of `{tensor.name}`" if symmetric else
+                f"`{tensor.name}` is a Global: it exists on this rank only", span,
                 f"Write {tensor.name}[rank]." if symmetric else "Drop the rank.",
             )  # fmt: skip
         for e in (*window.coord, *([window.rank] if window.rank is not None else [])):
-            self.integer(f"an entry of the coordinate of `{tensor.name}`", e, names, s.span)
+            self.integer(f"an entry of the coordinate of `{tensor.name}`", e, names, span)
+        return tensor
 
     # ---------------------------------------------------------------------------------------------- values
     def integer(self, what: str, e: ir.Operand, names: Names, span: ir.Span) -> None:
@@ -316,7 +402,7 @@ class _Walk:
 
     def type_of(self, e: ir.Operand, names: Names, span: ir.Span) -> Type:
         """The type of an expression, having checked it; it must be the one that its node carries."""
-        if isinstance(e, ir.Memory | ir.Shared | ir.Signal):
+        if isinstance(e, ir.Memory | ir.Choose | ir.Shared | ir.Signal):
             raise errors.WrongOperand(f"{e} where a value must stand", span, "Load it first.")
         found = self._type(e, names, span)
         if found != e.type:
@@ -336,7 +422,7 @@ class _Walk:
             return names[e.name]
         if isinstance(e, ir.Unary):
             x = self.type_of(e.x, names, span)
-            return BOOL if e.op == "not" else rules.tile_binary("-", x, x, span) if isinstance(x, Tile) else x
+            return rules.tile_unary(e.op, x, span) if isinstance(x, Tile) else BOOL if e.op == "not" else x
         if isinstance(e, ir.Binary):
             return self._binary(e, names, span)
         if isinstance(e, ir.Select):
@@ -360,16 +446,11 @@ class _Walk:
 
     def _call(self, e: ir.Call, names: Names, span: ir.Span) -> Type:
         self._operands(e, names)
-        if e.op == "load":
-            tile = rules.loaded(cast(ir.Shared, e.operands[0]))
-        elif e.op == "columns":
-            source = cast(Tile, self.type_of(e.operands[0], names, span))
-            tile = rules.columns(source, cast(int, e.attr("start")), cast(int, e.attr("stop")), e.span)
-        else:
-            tile = cast(Tile, e.type)
-            rules.register_tile(tile, e.span)
-            if e.op == "cast":
-                rules.cast(self.type_of(e.operands[0], names, span), tile.dtype, e.span)
-        if self.role == "consumer":
-            rules.split_rows(tile, self.warpgroups, e.span)
-        return tile
+        memory = (ir.Memory, ir.Choose, ir.Shared, ir.Signal)
+        types = [None if isinstance(o, memory) else self.type_of(o, names, span) for o in e.operands]
+        if e.op in ("load_global", "load_scalar"):
+            self._window(e.op, cast(ir.Memory, e.operands[0]), e.type, names, span)
+        elif e.op == "load_elements":
+            window = cast(ir.Memory, e.operands[0])
+            return vectors.elements("load", self._lanes(e, window, names), window, (), span)
+        return results.result(e, types, lambda name: self.kernel.tensor(name).dtype)

@@ -291,14 +291,16 @@ def _text(e: ir.Operand, outer: int, dims: Mapping[str, int]) -> str:
     return _operand_text(e, dims)
 
 
-def _operand_text(e: ir.Call | ir.Memory | ir.Shared | ir.Signal, dims: Mapping[str, int]) -> str:
+def _operand_text(e: ir.Call | ir.Memory | ir.Choose | ir.Shared | ir.Signal, dims: Mapping[str, int]) -> str:
     def inside(operands: tuple[ir.Operand, ...]) -> str:
         return ", ".join(_text(o, 0, dims) for o in operands)
 
     if isinstance(e, ir.Shared):
-        return f"{e.pipeline}.{e.field}{'.T' * e.transposed}"
+        return e.name
     if isinstance(e, ir.Signal):
         return f"{e.signals}[{inside(e.index)}]"
+    if isinstance(e, ir.Choose):
+        return f"({_text(e.x, 1, dims)} if {_text(e.cond, 1, dims)} else {_text(e.y, 0, dims)})"
     if isinstance(e, ir.Memory):
         rank = "@all" if e.everyone else "" if e.rank is None else f"@{_text(e.rank, 9, dims)}"
         return f"{e.tensor}{rank}[{inside(e.coord)}]"

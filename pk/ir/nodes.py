@@ -1,11 +1,12 @@
 """The grammar of pk's IR, on one screen.  Imports nothing of pk but the types.
 
-    kernel  = name, params, signals, scratch, pipelines, compute: block, communicator?
+    kernel  = name, params, signals, scratch, pipelines, compute: block, communicator*
     block   = statement*
     statement
             = var := expr                                   Assign
             | for var in start..stop: block                 For      (kept; static loops are unrolled before)
             | for vars in tasks(extents): block             Tasks    (persistent, dealt to the blocks in turn)
+            | while cond: block                             While    (the condition is evaluated before every turn)
             | if cond: block else: block                    If
             | with role: block                              Role
             | with pipeline.fill()/drain(): block           Stage
@@ -13,7 +14,7 @@
             | assert cond, text                             Assert
     expr    = Const | Var | Dim | Rank | World | Unary | Binary | Select
             | op(operands; attrs) : type                    Call     (an op of ``ops.TABLE`` with a result)
-    operand = expr | Memory | Shared | Signal
+    operand = expr | Memory | Choose | Shared | Signal
 
 Every node is frozen and carries the ``Span`` of the user's source that made it.  Scalars are int32,
 float32 or bool; ``//`` and ``%`` are Python's (floor).  A name holds a value: ``Assign`` replaces it; only the op
@@ -175,10 +176,21 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Choose:
+    """``x if cond else y`` on windows: two tensors of one dtype and number of dimensions, one coordinate each."""
+
+    cond: Expr
+    x: Memory | Choose
+    y: Memory | Choose
+    span: Span = _span()
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """A shared tile: field ``field`` of the stage of ``pipeline`` that the role holds now.
 
-    ``type`` is the tile as stored; ``transposed`` marks ``t.T``.
+    ``pipeline`` is empty for a private tile of the consumer; ``field`` is then the name of its ``SharedTile``.  ``type``
+    is the tile as stored; ``transposed`` marks ``t.T``.
     """
 
     pipeline: str
@@ -192,6 +204,16 @@ class Shared:
         """Shape as the op sees it."""
         return self.type.shape[::-1] if self.transposed else self.type.shape
 
+    @property
+    def private(self) -> bool:
+        """Whether it belongs to no pipeline."""
+        return not self.pipeline
+
+    @property
+    def name(self) -> str:
+        """What messages call it: ``inputs.a``, ``tile`` or ``tile.T``."""
+        return f"{self.pipeline}.{self.field}"[not self.pipeline :] + ".T" * self.transposed
+
 
 @dataclass(frozen=True, slots=True)
 class Signal:
@@ -203,7 +225,7 @@ class Signal:
 
 
 Expr = Const | Var | Dim | Param | Rank | World | Unary | Binary | Select | Call
-Operand = Expr | Memory | Shared | Signal
+Operand = Expr | Memory | Choose | Shared | Signal
 
 
 # ------------------------------------------------------------------------------------------ statements
@@ -231,12 +253,26 @@ class For:
 class Tasks:
     """Persistent loop over ``extents`` (see ``ir.order`` for the walk); block b of the n blocks of the class takes
     tasks b, b+n, ...; the count runs on from one task loop of the class to the next.  ``group`` is at least 1.
+
+    ``dynamic``: a block claims the next number instead.  ``cluster`` = 2: neighbours of the next-to-last extent go to
+    a pair of blocks that load together what both need.
     """
 
     vars: tuple[Var, ...]
     extents: tuple[Expr, ...]
     body: Block
     group: Expr = field(default_factory=lambda: Const(8, INT))
+    span: Span = _span()
+    dynamic: bool = False
+    cluster: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """``while cond``: kept at run time; ``cond`` is evaluated before every turn."""
+
+    cond: Expr
+    body: Block
     span: Span = _span()
 
 
@@ -255,12 +291,18 @@ RoleKind = Literal["loader", "consumer", "storer", "team"]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """``with pk.loader()`` / ``consumer(warpgroups=n)`` / ``storer()``.  Statements outside roles are replicated."""
+    """``with pk.loader()`` / ``consumer(warpgroups=n)`` / ``storer()``.  Statements outside roles are replicated.
+
+    ``warpgroups``: those that share a tile.  ``teams`` of so many take tasks in turn (``pingpong``), each a whole tile.
+    ``stagger``: the warpgroups issue their mma in turn.
+    """
 
     kind: RoleKind
     body: Block
     warpgroups: int = 0
     span: Span = _span()
+    teams: int = 1
+    stagger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +338,7 @@ class Assert:
     span: Span = _span()
 
 
-Statement = Assign | For | Tasks | If | Role | Stage | Do | Assert
+Statement = Assign | For | While | Tasks | If | Role | Stage | Do | Assert
 Block = tuple[Statement, ...]
 
 
@@ -333,17 +375,31 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A ring of ``stages`` tile sets.  ``owner`` is the class of blocks whose roles use it."""
+    """A ring of ``stages`` tile sets.  ``owner`` is the class of blocks whose roles use it, by name.
+
+    ``by_rows``: tiles that ``gather_async`` or ``scatter_async`` copy row by row; their rows are plain and padded.
+    """
 
     name: str
     stages: int
     tiles: tuple[tuple[str, Tile], ...]
-    owner: Literal["compute", "communicator"] = "compute"
+    owner: str = "compute"
     span: Span = _span()
+    by_rows: frozenset[str] = frozenset()
 
     def tile(self, field_name: str) -> Tile:
         """The tile called ``field_name``."""
         return dict(self.tiles)[field_name]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTile:
+    """``pk.shared(shape, dtype)`` outside a pipeline: one tile a block, private to the consumer of class ``owner``."""
+
+    name: str
+    type: Tile
+    owner: str = "compute"
+    span: Span = _span()
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,9 +426,21 @@ class Kernel:
     pipelines: tuple[Pipeline, ...]
     prologue: Block
     compute: Block
-    communicator: Communicator | None = None
+    communicators: tuple[Communicator, ...] = ()
     constants: tuple[tuple[str, object], ...] = ()
     span: Span = _span()
+    shared: tuple[SharedTile, ...] = ()
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The first communicator."""
+        return self.communicators[0] if self.communicators else None
+
+    @property
+    def classes(self) -> tuple[tuple[str, Block], ...]:
+        """Name and body of every class of blocks: ``compute``, ``communicator``, ``communicator_2``, ..."""
+        names = [communicator_name(i) for i in range(len(self.communicators))]
+        return (("compute", self.compute), *((n, c.body) for n, c in zip(names, self.communicators, strict=True)))
 
     def tensor(self, name: str) -> Tensor | Scratch:
         """The tensor parameter or scratch buffer called ``name``."""
@@ -385,6 +453,11 @@ class Kernel:
     def pipeline(self, name: str) -> Pipeline:
         """The pipeline called ``name``."""
         return next(p for p in self.pipelines if p.name == name)
+
+
+def communicator_name(index: int) -> str:
+    """What the class of communicator ``index`` (0, 1, ...) is called."""
+    return "communicator" if index == 0 else f"communicator_{index + 1}"
 
 
 def const(value: int | float | bool, span: Span = NOWHERE) -> Const:

@@ -8,6 +8,7 @@ No role reads another's names, so this is backward liveness over one tree and no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pk.ir import nodes as ir
 
@@ -21,8 +22,23 @@ def roles_of(block: ir.Block) -> tuple[ir.RoleKind, ...]:
 
 
 def warpgroups_of(block: ir.Block) -> int:
-    """Consumer warpgroups of a class (0 if it has no consumer)."""
+    """Consumer warpgroups of a class that share a tile (0 if it has no consumer)."""
     return max((s.warpgroups for s in statements(block) if isinstance(s, ir.Role)), default=0)
+
+
+def teams_of(block: ir.Block) -> int:
+    """Teams of consumer warpgroups that take the tasks of a class in turn; 1 for an ordinary consumer."""
+    return max((s.teams for s in statements(block) if isinstance(s, ir.Role)), default=1)
+
+
+def is_dynamic(block: ir.Block) -> bool:
+    """Whether the blocks of a class claim their tasks."""
+    return any(s.dynamic for s in statements(block) if isinstance(s, ir.Tasks))
+
+
+def counters_of(kernel: ir.Kernel) -> tuple[ir.Signals, ...]:
+    """The counters of a launch: the user's signals, then a work counter for each class that claims its tasks."""
+    return (*kernel.signals, *(ir.Signals(f"{name}.work", ()) for name, body in kernel.classes if is_dynamic(body)))
 
 
 def slice_role(block: ir.Block, kind: ir.RoleKind) -> ir.Block:
@@ -48,7 +64,7 @@ def bodies(s: ir.Statement) -> tuple[ir.Block, ...]:
     """The blocks inside a statement."""
     if isinstance(s, ir.If):
         return (s.then, s.orelse)
-    if isinstance(s, ir.For | ir.Tasks | ir.Role | ir.Stage):
+    if isinstance(s, ir.For | ir.While | ir.Tasks | ir.Role | ir.Stage):
         return (s.body,)
     return ()
 
@@ -61,7 +77,7 @@ def expressions(s: ir.Statement) -> tuple[ir.Operand, ...]:
         return (s.start, s.stop)
     if isinstance(s, ir.Tasks):
         return (*s.extents, s.group)
-    if isinstance(s, ir.If | ir.Assert):
+    if isinstance(s, ir.If | ir.While | ir.Assert):
         return (s.cond,)
     if isinstance(s, ir.Do):
         return s.operands
@@ -74,7 +90,7 @@ def children(e: ir.Operand) -> tuple[ir.Operand, ...]:
         return (e.x,)
     if isinstance(e, ir.Binary):
         return (e.x, e.y)
-    if isinstance(e, ir.Select):
+    if isinstance(e, ir.Select | ir.Choose):
         return (e.cond, e.x, e.y)
     if isinstance(e, ir.Call):
         return e.operands
@@ -123,7 +139,7 @@ def _slice_one(
         if not then and not orelse:
             return (), live
         return (ir.If(s.cond, then, orelse, s.span),), a | b | live | used(s)
-    if isinstance(s, ir.For | ir.Tasks):
+    if isinstance(s, ir.For | ir.While | ir.Tasks):
         return _slice_loop(s, kind, live)
     if isinstance(s, ir.Stage):
         raise AssertionError("a stage outside a role: the front end refuses this")
@@ -131,22 +147,32 @@ def _slice_one(
 
 
 def _slice_loop(
-    s: ir.For | ir.Tasks, kind: ir.RoleKind, live: frozenset[str]
+    s: ir.For | ir.While | ir.Tasks, kind: ir.RoleKind, live: frozenset[str]
 ) -> tuple[tuple[ir.Statement, ...], frozenset[str]]:
     # What one turn needs may come from the turn before: iterate to the fixed point.
+    after = live
+    if isinstance(s, ir.While):
+        live = live | used(s)
     body, need = _slice(s.body, kind, live)
     while not need <= live:
         live = live | need
         body, need = _slice(s.body, kind, live)
     # A task loop is kept even when empty: the count of tasks runs on from loop to loop.
     if not body and not isinstance(s, ir.Tasks):
-        return (), live
-    again = (
-        ir.For(s.var, s.start, s.stop, body, s.span)
-        if isinstance(s, ir.For)
-        else ir.Tasks(s.vars, s.extents, body, s.group, s.span)
-    )
-    return (again,), live | used(s)
+        return (), after
+    if isinstance(s, ir.While) and not _kept(body, after):
+        return (), after
+    return (replace(s, body=body),), live | used(s)
+
+
+def _kept(body: ir.Block, live: frozenset[str]) -> bool:
+    """Whether the body of a ``while`` does more than reckon what its own condition needs."""
+    inside = list(statements(body))
+    return any(not isinstance(s, ir.Assign | ir.For | ir.While | ir.If) or _names(s) & live for s in inside)
+
+
+def _names(s: ir.Statement) -> frozenset[str]:
+    return frozenset({s.var.name}) if isinstance(s, ir.Assign) else frozenset()
 
 
 def _all_names(block: ir.Block) -> frozenset[str]:

@@ -35,12 +35,13 @@ class _Printer:
         for p in k.pipelines:
             tiles = ", ".join(f"{name}={_extents(t)} {t.dtype}" for name, t in p.tiles)
             lines.append(f"  pipeline {p.name} = {p.stages} x ({tiles}), {p.owner}")
+        lines += [f"  shared {t.name} = {_extents(t.type)} {t.type.dtype}, {t.owner}" for t in k.shared]
         lines += [f"  signals {s.name}[{self.items(s.shape)}]" for s in k.signals]
         lines += [f"  scratch {s.name}[{self.items(s.shape)}] {s.dtype}" for s in k.scratch]
         lines += self.block(k.prologue, 1)
-        if k.communicator is not None:
-            lines.append(f"  communicator sms={self.expr(k.communicator.sms)}:")
-            lines += self.block(k.communicator.body, 2)
+        for c in k.communicators:
+            lines.append(f"  communicator sms={self.expr(c.sms)}:")
+            lines += self.block(c.body, 2)
         lines.append("  compute:")
         lines += self.block(k.compute, 2)
         return "\n".join(lines)
@@ -68,15 +69,19 @@ class _Printer:
             yield self.header(s)
             yield from self.block(s.body, 1) or ["  pass"]
 
-    def header(self, s: ir.For | ir.Tasks | ir.Role | ir.Stage) -> str:
+    def header(self, s: ir.For | ir.While | ir.Tasks | ir.Role | ir.Stage) -> str:
         """The first line of a statement with one body."""
         if isinstance(s, ir.For):
             return f"for {s.var.name} in range({self.items((s.start, s.stop))}):"
         if isinstance(s, ir.Tasks):
             names = ", ".join(v.name for v in s.vars)
-            return f"for {names} in tasks({self.items(s.extents)}, group={self.expr(s.group)}):"
+            options = f", group={self.expr(s.group)}{', dynamic' * s.dynamic}{f', cluster={s.cluster}' * (s.cluster > 1)}"
+            return f"for {names} in tasks({self.items(s.extents)}{options}):"
+        if isinstance(s, ir.While):
+            return f"while {self.expr(s.cond)}:"
         if isinstance(s, ir.Role):
-            return f"with {s.kind}({f'warpgroups={s.warpgroups}' if s.kind == 'consumer' else ''}):"
+            groups = f"warpgroups={s.warpgroups * s.teams}{', pingpong' * (s.teams > 1)}{', stagger' * s.stagger}"
+            return f"with {s.kind}({groups if s.kind == 'consumer' else ''}):"
         return f"with {s.pipeline}.{s.mode}():"
 
 

@@ -16,12 +16,12 @@ def gemm_pipes(a, b, c, BM, BN, BK, P, STAGES):
 
 
 @pk.function
-def feed(inputs, a, row, b, n, BK):
-    """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K."""
+def feed(inputs, a, row, b, n, BK, lead=()):
+    """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K; ``lead``: B's outer coordinates."""
     for k in pk.range(pk.cdiv(a.cols, BK)):
         with inputs.fill() as s:
             pk.load_async(s.a, a, (*row, k))
-            pk.load_async(s.b, b, (k, n))
+            pk.load_async(s.b, b, (*lead, k, n))
 
 
 @pk.function

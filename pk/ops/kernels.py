@@ -10,14 +10,18 @@ def matmul(
     b: pk.Global,  # (K, N)
     c: pk.Global,  # (M, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
-    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4, PINGPONG: pk.constexpr = False, CLUSTER: pk.constexpr = 1,
 ):  # fmt: skip
-    """One rank's GEMM: c = a @ b."""
+    """One rank's GEMM: c = a @ b.
+
+    PINGPONG: each of two warpgroups has a whole tile, and one multiplies while the other stores.  CLUSTER=2: blocks
+    with neighbouring rows share the tiles of B.
+    """
     inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
-    for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)):
+    for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
         with pk.loader():
             feed(inputs, a, (m,), b, n, BK)
-        with pk.consumer(warpgroups=2):
+        with pk.consumer(warpgroups=2, pingpong=PINGPONG):
             emit(output, accumulate(inputs, a, BM, BN, BK), BN, P)
         with pk.storer():
             put(output, c, (m,), n, BN, P)

@@ -49,7 +49,9 @@ class Context:
         self.capacity = 0
         self.segment: Segment | None = None
         self.scratch: Segment | None = None
-        self.retired: list[Segment] = []  # outgrown: launches under way and graphs may still use them
+        self.outgrown: list[Segment] = []  # earlier headers: launches under way and graphs may still use them
+        self.retired: list[Segment] = []  # earlier scratch, likewise
+        self.generation = 0  # changes when launches packed before have to be packed again
         self.kernels: list[Launched] = []
         self.numbers: dict[tuple[int, tuple[tuple[str, tuple[int, ...]], ...], str], int] = {}
         self.hang: HangError | None = None
@@ -58,11 +60,15 @@ class Context:
         self.submitted = False  # whether the last of them got to the device
         self.closed = False
         self.incarnation = 0
-        self.stream: int | None = None  # of the last launch
-        self.cache: dict[tuple[Any, ...], Any] = {}  # prepared launches, see pk.runtime.launch
+        self.stream: int | None = None  # of the last launch that was not captured
+        self.captured: int | None = None  # of the last launch that was
+        self.ordered: int | None = None  # a launch on this stream comes after all earlier ones by itself
+        self.order = threading.Lock()  # held from ordering a launch to submitting it
+        self.cache: dict[tuple[Any, ...], Any] = {}  # packed launches, see pk.runtime.launch
+        self.warm: dict[tuple[Any, ...], Any] = {}  # the same by the arguments of the call, see pk.kernel
         self.seen: set[str] = set()  # identities that the ranks have compared
         self.host_page, self.device_page = group.driver.host_page(group.gpu, records.PAGE_BYTES)
-        self._state = ctypes.c_uint32.from_address(self.host_page)
+        self.state = ctypes.c_uint32.from_address(self.host_page)  # of the first record: not 0 when a launch gave up
         self._lock = threading.RLock()
         self._page_lock = threading.Lock()
 
@@ -79,24 +85,31 @@ class Context:
             capacity = max(CAPACITY, 1 << (counters - 1).bit_length())
             nbytes = HEADER_BYTES + 8 * capacity + PAD_BYTES
             segment = symm.heap(self.group).allocate(nbytes, f"room for {capacity} counters")
-            self._retire(self.segment)
+            if self.segment is not None:
+                self.outgrown.append(self.segment)
             self.segment, self.capacity = segment, capacity
-            self._zero("zeroing counters")
-            self.cache.clear()  # it points to the old ones
+            self.group.attempt("zeroing counters", lambda: self._zero([segment]))
+            self.forget()
         if scratch and (self.scratch is None or scratch > self.scratch.nbytes):
             segment = symm.heap(self.group).allocate(scratch, f"{scratch} bytes of scratch")
-            self._retire(self.scratch)
+            if self.scratch is not None:
+                self.retired.append(self.scratch)
             self.scratch = segment
-            self.cache.clear()
+            self.forget()
 
-    def _retire(self, segment: Segment | None) -> None:
-        if segment is not None:
-            self.retired.append(segment)
+    def forget(self) -> None:
+        """Packed launches hold addresses that are no longer right: pack anew."""
+        self.generation += 1
+        self.cache.clear()
+        self.warm.clear()
 
-    def _zero(self, key: str) -> None:
-        """Zero header and counters everywhere before anyone goes on."""
-        segment, driver = self._segment(), self.group.driver
-        self.group.attempt(key, lambda: driver.zero(self.group.gpu, segment.base, segment.nbytes))
+    def _zero(self, headers: list[Segment]) -> None:
+        for segment in headers:
+            self.group.driver.zero(self.group.gpu, segment.base, segment.nbytes)
+
+    def _headers(self) -> list[Segment]:
+        """The header in use, then the outgrown ones, which captured launches still use."""
+        return [self._segment(), *self.outgrown]
 
     def _segment(self) -> Segment:
         assert self.segment is not None, "grow() comes first"
@@ -128,14 +141,21 @@ class Context:
         )  # fmt: skip
 
     def follow(self, stream: int) -> None:
-        """Launches of a context are a sequence: order ``stream`` after the stream of the previous launch."""
-        earlier, self.stream = self.stream, stream
-        if earlier is None or earlier == stream:
-            return
+        """Launches of a context are a sequence: order ``stream`` after the stream of the previous launch.
+
+        What a graph holds is ordered inside the graph; its replays by the stream that they are issued on.
+        """
         driver, device = self.group.driver, self.group.gpu
-        # Work outside a capture cannot be waited for inside it: the graph's replay is ordered by its own stream.
-        if driver.capturing(device, stream) == driver.capturing(device, earlier):
-            driver.follow(device, stream, earlier)
+        if driver.capturing(device, stream):
+            # Eager work cannot be waited for inside a capture, and nothing outside can wait for captured work.
+            earlier = [s for s in (self.captured, self.stream) if s not in (None, stream)]
+            self.captured, self.ordered = stream, None
+            for other in dict.fromkeys(s for s in earlier if s is not None and driver.capturing(device, s)):
+                driver.follow(device, stream, other)
+            return
+        previous, self.stream, self.ordered = self.stream, stream, stream
+        if previous not in (None, stream) and not driver.capturing(device, previous):
+            driver.follow(device, stream, previous)
 
     # ---------------------------------------------------------------------------------------------------- hangs
     def check(self) -> None:
@@ -149,7 +169,7 @@ class Context:
     @property
     def stopped(self) -> bool:
         """Whether this rank has a record."""
-        return not self.closed and self._state.value != 0
+        return not self.closed and self.state.value != 0
 
     def _reachable(self) -> list[Context]:
         """The contexts of all ranks in this process."""
@@ -158,13 +178,14 @@ class Context:
 
     def aborted(self) -> bool:
         """Whether a rank raised this rank's abort word."""
-        segment = self._segment()
-        return any(self.group.driver.read(self.group.gpu, segment.base + ABORT_OFFSET, 4))
+        driver, device = self.group.driver, self.group.gpu
+        return any(any(driver.read(device, header.base + ABORT_OFFSET, 4)) for header in self._headers())
 
     def abort(self, culprit: int) -> None:
         """Make this rank's kernels leave, as if rank ``culprit`` had given up."""
         word = (1 + culprit).to_bytes(4, "little")
-        self.group.driver.write(self.group.gpu, self._segment().base + ABORT_OFFSET, word)
+        for header in self._headers():
+            self.group.driver.write(self.group.gpu, header.base + ABORT_OFFSET, word)
 
     def page(self) -> list[records.Record]:
         """This rank's complete records."""
@@ -245,7 +266,9 @@ class Context:
             self.hang, self.told = None, False
             self.incarnation += 1
             self.attempts, self.submitted = 0, False
-        self._zero("pk.reset")  # ends in a meeting: nobody launches before all are zero
+        self.forget()
+        # Ends in a meeting: nobody launches before all are zero.
+        group.attempt("pk.reset", lambda: self._zero(self._headers()))
 
 
 def of(group: Group) -> Context:
@@ -254,6 +277,7 @@ def of(group: Group) -> Context:
     Raises :class:`pk.errors.BackendError` where ranks as threads cannot work (environment variables, see protocol).
     """
     if group.context is None:
+        refuse_capture(group, "the group's first launch needs memory")
         _check_environment(group)
         made: list[Context] = []
         group.attempt("making the launch context", lambda: made.append(Context(group)))
@@ -280,14 +304,25 @@ def close(group: Group) -> None:
     watch.remove(context)
     with context._page_lock:
         context.closed = True
+    context.forget()
     group.driver.synchronize(group.gpu)
     group.barrier("closing the launch context")
-    for segment in (context.segment, context.scratch, *context.retired):
+    for segment in (context.segment, context.scratch, *context.outgrown, *context.retired):
         if segment is not None:
             symm.heap(group).free.add(segment.number)
     if group.rendezvous is not None:
         group.rendezvous.board.pop(group.rank, None)
     group.driver.free_host(group.gpu, context.host_page)
+
+
+def refuse_capture(group: Group, what: str) -> None:
+    """Raise :class:`pk.errors.BackendError` if this rank's stream is being captured: ``what`` cannot happen then."""
+    driver = group.driver
+    if driver.capturing(group.gpu, driver.stream(group.gpu)):
+        raise BackendError(
+            f"{what}, which is impossible while a CUDA graph is being captured.\n"
+            "  Make the same call eagerly once before the capture, on every rank."
+        )
 
 
 def _check_environment(group: Group) -> None:

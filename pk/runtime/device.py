@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
@@ -151,9 +152,12 @@ class Driver(Protocol):
         """``str(tensor.device)`` of a tensor that lives there."""
         ...
 
-    def launch(self, device: int, function: object, shape: tuple[int, int, int], stream: int, params: int) -> None:
-        """Cooperative launch under ``on(device)``.
+    def bind(
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
+    ) -> Callable[[int], None]:
+        """A cooperative launch, complete but for the stream, which the result takes; one thread at a time calls it.
 
-        ``shape``: blocks, threads, dynamic shared bytes; ``params``: host address of the struct.
+        ``shape``: blocks, threads, dynamic shared bytes; ``params``: host address of the struct, read at every call;
+        ``cluster``: blocks of a thread-block cluster.
         """
         ...

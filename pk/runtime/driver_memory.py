@@ -9,13 +9,15 @@ import contextlib
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pk.errors import BackendError
 from pk.runtime import tensormap
 from pk.runtime.device import Memory, no_path
-from pk.runtime.driver import can_access_peer, check, cu, devices, on_device, primary_context
+from pk.runtime.driver import can_access_peer, check, cu, devices, launch_config, on_device, primary_context
 from pk.runtime.driver import device as facts
+from pk.runtime.native import native
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,7 @@ _IPC_FLAGS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _HOST_FLAGS = 0x1 | 0x2  # CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 _NON_BLOCKING = 1
 _NO_TIMING = 2
+_NO_CONTEXT = ("CUDA_ERROR_INVALID_CONTEXT", "CUDA_ERROR_INVALID_HANDLE")
 
 
 class _CudaArray:
@@ -40,6 +43,14 @@ def _call(name: str, *args: Any) -> Any:
     return check(getattr(cu(), name)(*args), name)
 
 
+def _current_stream() -> Callable[[int], int]:
+    """torch's current stream of a device, as a number."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Triton uses: makes no Stream object
+    return raw or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
+
+
 class CudaDriver:
     """:class:`pk.runtime.device.Driver` on the CUDA driver API and torch's primary contexts."""
 
@@ -47,8 +58,8 @@ class CudaDriver:
         cu()
         self._streams: dict[int, Any] = {}
         self._connected: set[tuple[int, int]] = set()
-        self._configs: dict[tuple[int, int, int, int], Any] = {}
         self._lock = threading.RLock()
+        self._current_stream = _current_stream()
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
         """Make the device's primary context current for a ``with`` block."""
@@ -179,9 +190,7 @@ class CudaDriver:
 
     def stream(self, device: int) -> int:
         """torch's current stream."""
-        import torch
-
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        return self._current_stream(device)
 
     def synchronize_stream(self, device: int, stream: int) -> None:
         """``cuStreamSynchronize``."""
@@ -220,26 +229,45 @@ class CudaDriver:
         """torch's name of the device."""
         return f"cuda:{device}"
 
-    def launch(self, device: int, function: object, shape: tuple[int, int, int], stream: int, params: int) -> None:
-        """``cuLaunchKernelEx`` with the cooperative attribute; the device's context must be current."""
-        config = self._config(shape)
-        config.hStream = cu().CUstream(stream)
-        pointers = (ctypes.c_void_p * 1)(params)
-        _call("cuLaunchKernelEx", config, function, ctypes.addressof(pointers), 0)
+    def bind(
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
+    ) -> Callable[[int], None]:
+        """``cuLaunchKernelEx`` with the attributes cooperative and cluster, complete but for the stream."""
+        api = cu()
+        config, pointers = launch_config(shape, cluster), (ctypes.c_void_p * 1)(params)
+        submit, stream_of = _submit(config, function, ctypes.addressof(pointers)), api.CUstream
+        bound: int | None = None
 
-    def _config(self, shape: tuple[int, int, int]) -> Any:
-        key = (*shape, threading.get_ident())  # the stream is set in it: one for each thread
-        if key not in self._configs:
-            api = cu()
-            attribute = api.CUlaunchAttribute()
-            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            attribute.value.cooperative = 1
-            config = api.CUlaunchConfig()
-            config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
-            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-            config.attrs, config.numAttrs = [attribute], 1
-            self._configs[key] = config
-        return self._configs[key]
+        def launch(stream: int) -> None:
+            nonlocal bound
+            if stream != bound:
+                config.hStream, bound = stream_of(stream), stream
+            status = submit()
+            if status != 0:
+                again(api.CUresult(status))
+
+        def again(status: Any) -> None:
+            # Torch's threads have the device's context current, which saves pushing it; this one does not.
+            if status.name not in _NO_CONTEXT:
+                check((status,), "cuLaunchKernelEx")
+            with on_device(device):
+                _call("cuLaunchKernelEx", config, function, ctypes.addressof(pointers), 0)
+
+        return launch
+
+
+def _submit(config: Any, function: Any, pointers: int) -> Callable[[], int]:
+    """``cuLaunchKernelEx`` with these arguments, its status as a number.  The caller keeps them alive."""
+    launch = getattr(native(), "launch", None)
+    if launch is None:
+        call = cu().cuLaunchKernelEx
+        return lambda: int(call(config, function, pointers, 0)[0])
+    return functools.partial(launch, _launch_address(), int(config.getPtr()), int(function), pointers)
+
+
+def _launch_address() -> int:
+    """Of the driver's ``cuLaunchKernelEx``."""
+    return ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx, ctypes.c_void_p).value or 0
 
 
 @functools.cache

@@ -286,8 +286,10 @@ def current(group: Any = None) -> Group:
     """
     if isinstance(group, Group):
         return group
-    if group is None and (_local.group or _own) is not None:
-        return _local.group or _own  # type: ignore[return-value]
+    if group is None:
+        mine = _local.group or _own or _memo.get()
+        if mine is not None:
+            return mine
     distributed = sys.modules.get("torch.distributed")
     ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if group is not None:
@@ -298,13 +300,57 @@ def current(group: Any = None) -> Group:
             )
         return _of(distributed, group)
     if ready and distributed is not None:
-        return _of(distributed, distributed.group.WORLD)
+        return _memo.put(_of(distributed, distributed.group.WORLD))
     if _teams and threading.current_thread() is not threading.main_thread():
         raise BackendError(
             "this thread is not a rank of pk.spawn, so it has no group.\n"
             "  Call pk.runtime.group.current() in the rank's own thread and pass the result as group=."
         )
-    return _alone()
+    return _memo.put(_alone())
+
+
+class _Memo:
+    """The group that :func:`current` found last for a caller outside ``pk.spawn``, as long as nothing has changed."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._world: Callable[[], Any] = lambda: None
+        self._backend: Any = None
+        self._device: Callable[[], int] = lambda: -1
+
+    def put(self, group: Group) -> Group:
+        """Remember ``group``; returns it."""
+        world = _world()
+        self._world = (lambda: None) if world is None else weakref.ref(world)
+        self._backend, self._device = _backend_text(), _device_reader()
+        self._group = group
+        return group
+
+    def get(self) -> Group | None:
+        """The group, if process group, environment and current device are what they were."""
+        group = self._group
+        if group is None or group.closed or _teams or self._world() is not _world():
+            return None
+        if group.device is not None and group.device != self._device():
+            return None
+        return group if self._backend == _backend_text() else None
+
+
+_memo = _Memo()
+_backend_text = env.peek(env.BACKEND)
+
+
+def _world() -> Any:
+    """torch.distributed's default process group, or None."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    return None if distributed is None else distributed.GroupMember.WORLD
+
+
+def _device_reader() -> Callable[[], int]:
+    """What gives torch's current device: its C function, past checks that CUDA has started."""
+    import torch
+
+    return getattr(torch._C, "_cuda_getDevice", None) or _current_device
 
 
 def default_backend() -> Backend:

@@ -1,15 +1,14 @@
 """Launching: from the arguments of one call to a kernel on a stream, with the checks that keep ranks from hanging.
 
-A warm call (same tensors, same values) finds its packed parameters and only submits.  Ranks that are threads of one
-process do not launch themselves: they meet, and one thread submits all ranks' launches back to back, so that no host
-call of a rank can fall between two launches that wait for each other.
+A warm call (same tensors) does not come here: it finds its packed parameters and only submits.  Ranks that are threads
+of one process do not launch themselves: they meet, and one thread submits all ranks' launches back to back, so that no
+host call of a rank can fall between two launches that wait for each other.
 """
 
 from __future__ import annotations
 
-import ctypes
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +18,7 @@ from pk.errors import ArgumentError, BackendError, PeerFailed, PeerLate, PkError
 from pk.runtime import context as contexts
 from pk.runtime import params, symm
 from pk.runtime.context import Context
+from pk.runtime.packed import Packed
 from pk.runtime.rendezvous import differing
 
 if TYPE_CHECKING:
@@ -27,32 +27,17 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 _SCRATCH_ALIGNMENT = 1024
-_CACHED = 1024  # prepared launches that a group keeps
+_CACHED = 1024  # packed launches that a context keeps
 _PATIENCE_S = 10.0  # for a peer's first launch of this shape; after it the device finds out whether the ranks agree
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A launch with its parameters packed."""
-
-    name: str
-    identity: str
-    places: tuple[tuple[str, tuple[int, int] | None], ...]  # of the tensors that peers address
-    function: Any
-    shape: tuple[int, int, int]  # blocks, threads, dynamic shared bytes
-    blocks_per_sm: int
-    buffer: Any  # ctypes array, alive as long as the launch is cached
-    kept: tuple[Any, ...]  # source and module: the cache key holds their id()
-
-    @property
-    def address(self) -> int:
-        """Of the packed struct."""
-        return ctypes.addressof(self.buffer)
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of :func:`launch`."""
+    """The arguments of :func:`launch`.
+
+    ``source``, loaded as ``module``; ``signals``: shape of every counter array; ``scratch``: shape and dtype of every
+    scratch tensor; ``identity``: what all ranks must agree on, in words; ``sms``: how many blocks, None: all that fit.
+    """
 
     group: Group
     source: Source
@@ -62,13 +47,19 @@ class Call:
     signals: Mapping[str, tuple[int, ...]]
     scratch: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
     identity: str
+    sms: int | None = None
 
     def key(self) -> tuple[Any, ...]:
-        """Equal keys have equal parameters."""
+        """Equal keys have equal parameters, but for the scalars."""
         return (
-            id(self.source), id(self.module), self.identity, env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get(),
-            *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors.values()), *self.scalars.values(),
+            id(self.source), id(self.module), self.identity, env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get(), self.sms,
+            *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in self.tensors.values()),
         )  # fmt: skip
+
+    @property
+    def values(self) -> tuple[int | float, ...]:
+        """Of the scalars."""
+        return tuple(self.scalars.values())
 
     @property
     def counters(self) -> int:
@@ -91,53 +82,65 @@ class _Request:
     group: Group
     context: Context | None
     identity: str
-    ready: Prepared | None
+    ready: Packed | None
     stream: int
     error: Exception | None = None
 
 
-def launch(
-    group: Group,
-    source: Source,
-    module: Any,
-    tensors: Mapping[str, torch.Tensor],
-    scalars: Mapping[str, int | float],
-    signals: Mapping[str, tuple[int, ...]],
-    scratch: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    identity: str,
-) -> None:
-    """Launch ``source`` (loaded as ``module``) on torch's current stream of this rank.  All ranks of ``group`` call it.
-
-    ``signals``: shape of every counter array; ``scratch``: shape and dtype of every scratch tensor; ``identity``:
-    what all ranks must agree on, in words.
+def launch(call: Call) -> Packed:
+    """Launch on torch's current stream of this rank.  All ranks of the group call it.  Returns what launches it again.
 
     Raises on every rank: :class:`pk.errors.RanksDisagree` if identities or symmetric tensors differ,
     :class:`pk.errors.BackendError` if the blocks do not fit the device, :class:`pk.errors.HangError` if an earlier
     launch gave up.  :class:`pk.errors.ArgumentError` for a tensor that the kernel cannot use.
     """
-    call = Call(group, source, module, tensors, scalars, signals, scratch, identity)
+    group = call.group
     if group.threaded:
-        _launch_together(call)
-        return
+        return _launch_together(call)
     context = contexts.of(group)
     context.check()
     context.attempts, context.submitted = context.attempts + 1, False
     try:
-        ready = context.cache.get(call.key()) or _prepare_alone(call, context)
-        stream = group.driver.stream(group.gpu)
-        context.follow(stream)
-        with group.driver.on(group.gpu):
-            group.driver.launch(group.gpu, ready.function, ready.shape, stream, ready.address)
+        packed = _packed(call, context) or _pack_alone(call, context)
+        with context.order, group.driver.on(group.gpu):
+            packed.fill(call.values)
+            packed.enqueue(group.driver.stream(group.gpu))
     except Exception as error:
         context.refuse(error)
         raise
     context.submitted = True
+    return packed
+
+
+def prepare(call: Call) -> Packed:
+    """All of :func:`launch` but the launch.  Collective, as that."""
+    group = call.group
+    context = contexts.of(group)
+    if not group.threaded:
+        return _packed(call, context) or _pack_alone(call, context)
+    _, scratch = call.scratch_layout()
+    fits = group.meet("preparing a launch", (call.identity, context.fits(call.counters, scratch)), _agree)
+    if not fits:
+        context.grow(call.counters, scratch)
+    return _packed(call, context) or _pack(call, context)
+
+
+def repack(call: Call) -> Packed:
+    """As :func:`prepare`, for a call that was prepared before: nothing to agree on, and memory only grows."""
+    context = contexts.of(call.group)
+    return _packed(call, context) or _pack(call, context)
+
+
+def _agree(told: list[tuple[str, bool]]) -> list[bool]:
+    _same_identity([identity for identity, _ in told])
+    return [all(fits for _, fits in told)] * len(told)
 
 
 def synchronize(group: Group) -> None:
     """Wait for this rank's launches; :class:`pk.errors.HangError` if one of the group's gave up."""
     if group.backend == "sim":
         return
+    contexts.refuse_capture(group, "pk.synchronize() waits for this rank's stream")
     driver, device, context = group.driver, group.gpu, group.context
     stream = driver.stream(device)
     driver.synchronize_stream(device, stream)
@@ -169,7 +172,7 @@ def refuse(group: Group, kernel: str, error: PkError) -> NoReturn:
 
 
 # ----------------------------------------------------------------------------------------- ranks as processes, or one
-def _prepare_alone(call: Call, context: Context) -> Prepared:
+def _pack_alone(call: Call, context: Context) -> Packed:
     group = call.group
     if group.world_size > 1 and call.identity not in context.seen:
         _compare(group, call.identity)
@@ -177,7 +180,7 @@ def _prepare_alone(call: Call, context: Context) -> Prepared:
     _, scratch = call.scratch_layout()
     if not context.fits(call.counters, scratch):
         context.grow(call.counters, scratch)
-    return _prepare(call, context)
+    return _pack(call, context)
 
 
 def _compare(group: Group, identity: str) -> None:
@@ -197,34 +200,66 @@ def _same_identity(identities: list[str]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- ranks as threads
-def _launch_together(call: Call) -> None:
+def _launch_together(call: Call) -> Packed:
     group = call.group
     while True:
         if group.context is not None:
             group.context.check()
         request = _request(call, group.context)
-        answer = group.meet(contexts.LAUNCHING, request, _submit)
-        if answer is None:
-            return
-        if isinstance(answer, Exception):
-            raise answer
+        if _meet(request):
+            assert request.ready is not None
+            return request.ready
         _, scratch = call.scratch_layout()
         contexts.of(group).grow(call.counters, scratch)
+
+
+class PackedTogether(Packed):
+    """Of a rank that is a thread: all ranks meet to launch."""
+
+    __slots__ = ()
+
+    def submit(self, values: Sequence[int | float]) -> bool:
+        """As for other ranks; raises on all what one rank's launch raises."""
+        context, group = self.context, self.context.group
+        context.check()
+        if not self.fill(values):
+            return False
+        try:
+            request = _Request(group, context, self.identity, self, _rank_stream(group))
+        except PkError as error:
+            request = _Request(group, context, self.identity, None, 0, error)
+        if not _meet(request):
+            raise AssertionError("ranks that launch the same need the same memory")
+        return True
+
+
+def _meet(request: _Request) -> bool:
+    """Launch together; False if the ranks need more memory first."""
+    answer = request.group.meet(contexts.LAUNCHING, request, _submit)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer is None
+
+
+def _rank_stream(group: Group) -> int:
+    stream = group.driver.stream(group.gpu)
+    if stream == 0 and group.shared:
+        raise BackendError(
+            f"rank {group.rank} shares GPU {group.device} with other ranks and is on the legacy default stream, "
+            "which waits for theirs.\n  Stay on the stream that pk.spawn made current, or use torch.cuda.Stream()."
+        )
+    return stream
 
 
 def _request(call: Call, context: Context | None) -> _Request:
     group = call.group
     try:
-        stream = group.driver.stream(group.gpu)
-        if stream == 0 and group.shared:
-            raise BackendError(
-                f"rank {group.rank} shares GPU {group.device} with other ranks and is on the legacy default stream, "
-                "which waits for theirs.\n  Stay on the stream that pk.spawn made current, or use torch.cuda.Stream()."
-            )
+        stream = _rank_stream(group)
         _, scratch = call.scratch_layout()
         ready = None
         if context is not None and context.fits(call.counters, scratch):
-            ready = context.cache.get(call.key()) or _prepare(call, context)
+            ready = _packed(call, context) or _pack(call, context)
+            ready.fill(call.values)
         return _Request(group, context, call.identity, ready, stream)
     except PkError as error:
         return _Request(group, context, call.identity, None, 0, error)
@@ -261,8 +296,7 @@ def _enqueue(requests: list[_Request]) -> None:
             assert ready is not None
             assert context is not None
             with driver.on(request.group.gpu):
-                context.follow(request.stream)
-                driver.launch(request.group.gpu, ready.function, ready.shape, request.stream, ready.address)
+                ready.enqueue(request.stream)
             launched.append(context)
     except BaseException:
         for context in launched:  # these wait for a rank that will not begin
@@ -270,7 +304,7 @@ def _enqueue(requests: list[_Request]) -> None:
         raise
 
 
-def _same_places(ready: list[Prepared]) -> None:
+def _same_places(ready: list[Packed]) -> None:
     for index, (name, _) in enumerate(ready[0].places):
         found = [p.places[index][1] for p in ready]
         if len(set(found)) > 1:
@@ -281,7 +315,7 @@ def _same_places(ready: list[Prepared]) -> None:
             )
 
 
-def _co_resident(launches: list[tuple[Group, Prepared]]) -> None:
+def _co_resident(launches: list[tuple[Group, Packed]]) -> None:
     """Blocks of ranks that share a GPU wait for each other, so all of them must fit it at once."""
     for device in {group.gpu for group, _ in launches}:
         here = [(group, p) for group, p in launches if group.gpu == device]
@@ -297,7 +331,12 @@ def _co_resident(launches: list[tuple[Group, Prepared]]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- packing
-def _prepare(call: Call, context: Context) -> Prepared:
+def _packed(call: Call, context: Context) -> Packed | None:
+    """What was packed for an equal call."""
+    return context.cache.get(call.key())
+
+
+def _pack(call: Call, context: Context) -> Packed:
     """Pack the parameters and remember them.  No communication."""
     group, source = call.group, call.source
     views, places = _views(call, context)
@@ -308,21 +347,47 @@ def _prepare(call: Call, context: Context) -> Prepared:
     data = params.pack(source, values, group.driver.encode)
     with group.driver.on(group.gpu):
         per_sm = call.module.max_blocks_per_sm(source.threads, source.shared_bytes)
-    blocks = group.sms
-    if per_sm < 1 or blocks < (2 if source.comm_sms else 1):
+    _, scratch = call.scratch_layout()
+    packed = (PackedTogether if group.threaded else Packed)(
+        context, source, call.module, call.identity, places, (_blocks(call, per_sm), source.threads,
+        source.shared_bytes), per_sm, (call.counters, scratch), data, tuple(call.scalars),
+    )  # fmt: skip
+    remember(context.cache, call.key(), packed)
+    return packed
+
+
+def remember(cache: dict[tuple[Any, ...], Packed], key: tuple[Any, ...], packed: Packed) -> None:
+    """Put a launch into one of its context's bounded caches."""
+    if len(cache) >= _CACHED:
+        cache.pop(next(iter(cache)))
+    cache[key] = packed
+
+
+def _blocks(call: Call, per_sm: int) -> int:
+    """How many blocks the launch has; BackendError if they cannot be."""
+    group, source = call.group, call.source
+    if per_sm < 1 or group.sms < 1:
         raise BackendError(
             f"kernel `{source.name}` does not fit GPU {group.device}: {source.threads} threads and "
-            f"{source.shared_bytes} bytes of shared memory a block, {blocks} SMs for this rank.\n"
+            f"{source.shared_bytes} bytes of shared memory a block, {group.sms} SMs for this rank.\n"
             "  Use smaller tiles or fewer stages" + (", or fewer ranks on this GPU." if group.shared else ".")
         )
-    prepared = Prepared(
-        source.name, call.identity, places, call.module.function, (blocks, source.threads, source.shared_bytes), per_sm,
-        ctypes.create_string_buffer(data, len(data)), (source, call.module),
-    )  # fmt: skip
-    if len(context.cache) >= _CACHED:
-        context.cache.pop(next(iter(context.cache)))
-    context.cache[call.key()] = prepared
-    return prepared
+    blocks = call.sms or group.sms
+    if source.cluster > 1:
+        with group.driver.on(group.gpu):
+            fit = call.module.max_clusters(source.threads, source.shared_bytes, source.cluster)
+        blocks = min(blocks // source.cluster, fit) * source.cluster
+    if blocks < source.least_blocks:
+        pairs = f", in clusters of {source.cluster}" if source.cluster > 1 else ""
+        one = source.least_blocks <= 2 * source.cluster
+        what = "a communicator, which fills SMs of its own" if one else "communicators, which fill SMs of their own"
+        why = f"has {what}" if source.comm_sms else "runs in clusters"
+        raise BackendError(
+            f"kernel `{source.name}` {why}: it needs at least {source.least_blocks} blocks{pairs}, and rank "
+            f"{group.rank} may launch {blocks}.\n"
+            "  " + (f"Pass sms={source.least_blocks} or more." if call.sms else "Use fewer ranks on this GPU.")
+        )
+    return blocks
 
 
 def _views(

@@ -59,6 +59,15 @@ class Module:
         self._occupancy[threads, shared_bytes] = int(blocks)
         return int(blocks)
 
+    def max_clusters(self, threads: int, shared_bytes: int, cluster: int) -> int:
+        """How many clusters of ``cluster`` such blocks fit the device at once."""
+        self.allow_shared(shared_bytes)
+        config = driver.launch_config((cluster, threads, shared_bytes), cluster)
+        found = driver.check(
+            driver.cu().cuOccupancyMaxActiveClusters(self.function, config), "cuOccupancyMaxActiveClusters"
+        )
+        return int(found)
+
 
 _modules: dict[tuple[int, str, str], Module] = {}
 _lock = threading.Lock()
@@ -78,6 +87,11 @@ def load(binary: Binary, entry: str, shared_bytes: int = 0) -> Module:
             _modules[key] = module
     module.allow_shared(shared_bytes)
     return module
+
+
+def loaded(binary: Binary, entry: str) -> bool:
+    """Whether some context of this process has it: then `load` costs a look-up, in that context."""
+    return any(key[1:] == (binary.digest, entry) for key in tuple(_modules))
 
 
 def _load(binary: Binary, entry: str) -> Module:

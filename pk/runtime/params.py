@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pk.artifact import MAX_RANKS, Field, Source
 from pk.errors import ArgumentError
+from pk.runtime import multicast
+from pk.runtime.tensormap import validate
 
 MAP_BYTES = 128
 _INT_RANGE = range(-(2**31), 2**31)
@@ -66,7 +68,7 @@ def size(shape: Sequence[int]) -> int:
 
 def remote(source: Source) -> tuple[str, ...]:
     """The tensors of which the kernel addresses every rank's copy, in the order of the struct."""
-    names = [_tensor(field) for field in source.fields if field.kind in ("maps", "pointers")]
+    names = [_tensor(field) for field in source.fields if field.kind in ("maps", "pointers", "multicast_map")]
     return tuple(dict.fromkeys(names))
 
 
@@ -78,6 +80,10 @@ def pack(source: Source, values: Values, encode: Encode) -> bytes:
     """
     buffer = bytearray(source.params_size)
     ints = values.ints()
+    for name in source.by_rows:
+        view = values.views[name]
+        if not view.empty:
+            validate(name, view.dtype, view.shape, view.strides, view.address)
     for field in source.fields:
         data = _field(field, values, ints, encode)
         buffer[field.offset : field.offset + len(data)] = data
@@ -87,6 +93,8 @@ def pack(source: Source, values: Values, encode: Encode) -> bytes:
 def _field(field: Field, values: Values, ints: Mapping[str, int | float], encode: Encode) -> bytes:
     if field.kind == "context":
         return values.context
+    if field.kind in ("multicast", "multicast_map"):
+        multicast.no_memory(f"`{_tensor(field) or 'the counters'}`")
     if field.kind == "int":
         return struct.pack("<i", _int(field.key, ints[field.key]))
     if field.kind == "float":

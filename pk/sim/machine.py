@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pk import errors
 from pk.ir import nodes as ir
@@ -17,6 +17,9 @@ from pk.ir.types import DType, Tile, Type
 from pk.sim.memory import Buffer, Kind, Memory, Who
 from pk.sim.schedule import Schedule
 from pk.sim.values import POISON, Array, poisoned
+
+if TYPE_CHECKING:
+    from pk.sim.claims import Claims
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +125,12 @@ class Stage:
             counter.add(1)
 
 
+def private_tile(launch: Launch, declared: ir.SharedTile, rank: int, block: int) -> SharedTile:
+    """A tile of the consumer of one block: in a stage of its own, which nobody fills or drains."""
+    stage = Stage(launch, ir.Pipeline(declared.name, 1, ((declared.name, declared.type),)), 0, rank, block)
+    return stage.tiles[declared.name]
+
+
 class Ring:
     """A pipeline of one block.  Each role counts its own fills and drains."""
 
@@ -156,6 +165,7 @@ class Role:
     __slots__ = (
         "block",
         "blocked",
+        "claims",
         "dims",
         "entered",
         "ident",
@@ -164,10 +174,12 @@ class Role:
         "launch",
         "of",
         "open_stores",
+        "private",
         "program",
         "rank",
         "rings",
         "scalars",
+        "taken",
         "task",
         "who",
         "world",
@@ -182,11 +194,14 @@ class Role:
         self.dims = launch.dims[rank]
         self.scalars = launch.scalars[rank]
         self.rings: dict[str, Ring] = {}
+        self.private: dict[str, SharedTile] = {}
         self.program: Program | None = None
+        self.claims: Claims | None = None  # of the block, if its class takes tasks dynamically
+        self.taken = 0  # how many of them this role has read
         self.task: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         self.blocked: Wait | None = None
         self.entered = launch.world == 1
-        self.open_stores: dict[int, Store] = {}
+        self.open_stores: dict[int, Releasing] = {}
 
     def step(self) -> None:
         """Run until the next wait."""
@@ -292,6 +307,12 @@ class Load(Operation):
         launch.memory.access(who, self.ident, "write", target, span, values=values)
         launch.in_flight -= 1
         self.tile.stage.done()
+
+
+class Releasing(Protocol):
+    """A store that has not landed everywhere: the signals that wait for it."""
+
+    releases: list[Arrival]
 
 
 class Store(Operation):
@@ -400,8 +421,9 @@ class Launch:
         buffers: list[dict[str, Buffer]],
         scalars: list[dict[str, int | float]],
         signal_shapes: dict[str, tuple[int, ...]],
+        multicast: bool = False,
     ) -> None:
-        self.schedule, self.memory = schedule, memory
+        self.schedule, self.memory, self.multicast = schedule, memory, multicast
         self.world = len(buffers)
         self.scalars, self.signal_shapes = scalars, signal_shapes
         self.dims = [

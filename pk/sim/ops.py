@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from pk.ir.types import DType, float32
+from pk.sim import ops_collective, ops_tiles, ops_vectors
 from pk.sim.machine import CounterRef, Load, Program, Role, SharedTile, Site, Window
 from pk.sim.values import Array, decode, encode, rounded, tensor_float32
 
@@ -79,10 +80,10 @@ def cast(role: Role, site: Site, x: Array) -> Array:
     return rounded(x, site.tile.dtype)
 
 
-def mma(role: Role, site: Site, acc: Array, a: SharedTile, b: SharedTile) -> Array:
-    """``acc + a @ b``: exact products, float32 sums.  float32 operands are read as tf32."""
+def mma(role: Role, site: Site, acc: Array, a: SharedTile | Array, b: SharedTile) -> Array:
+    """``acc + a @ b``, or ``a @ b`` alone: exact products, float32 sums.  float32 operands are read as tf32."""
     product = np.matmul(_factor(role, site, a), _factor(role, site, b))
-    return np.add(acc, product, out=product)
+    return product if ("accumulate", False) in site.attrs else np.add(acc, product, out=product)
 
 
 # --------------------------------------------------------------------------------------------------- signals
@@ -124,6 +125,9 @@ MEANING: dict[str, Callable[..., Any]] = {
     "signal_all": signal_all,
     "wait": wait,
     "barrier": barrier,
+    **ops_collective.MEANING,
+    **ops_tiles.MEANING,
+    **ops_vectors.MEANING,
 }
 
 
@@ -152,9 +156,11 @@ UNARY: dict[str, Callable[[Any], Any]] = {"-": np.negative, "not": np.logical_no
 
 def binary(op: str, x: Any, y: Any, dtype: DType) -> Array:
     """``x op y`` element by element, each result rounded to ``dtype``."""
-    x = x if isinstance(x, np.ndarray | bool) else _like(x, y)
-    y = y if isinstance(y, np.ndarray | bool) else _like(y, x)
-    return rounded(BINARY[op](x, y), dtype)
+    if op in ("and", "or"):
+        return np.asarray(BINARY[op](x, y))
+    floating = op == "/" or any(isinstance(v, float) or getattr(v, "dtype", None) == np.float32 for v in (x, y))
+    kind = np.float32 if floating else np.int32
+    return rounded(BINARY[op](np.asarray(x).astype(kind), np.asarray(y).astype(kind)), dtype)
 
 
 def unary(op: str, x: Array, dtype: DType) -> Array:
@@ -162,15 +168,12 @@ def unary(op: str, x: Array, dtype: DType) -> Array:
     return rounded(UNARY[op](x), dtype)
 
 
-def _like(scalar: int | float, tile: Any) -> Any:
-    """A scalar operand in the type that arithmetic with ``tile`` has: a float makes it float32."""
-    return np.float32(scalar) if isinstance(scalar, float) or tile.dtype == np.float32 else np.int32(scalar)
-
-
 def _read(role: Role, site: Site, tile: SharedTile) -> Array:
     return role.launch.memory.access(role.who, role.ident, "read", tile.buffer, site.span)
 
 
-def _factor(role: Role, site: Site, tile: SharedTile) -> Array:
+def _factor(role: Role, site: Site, tile: SharedTile | Array) -> Array:
+    if not isinstance(tile, SharedTile):
+        return tile
     values = decode(_read(role, site, tile), tile.buffer.dtype)
     return tensor_float32(values) if tile.buffer.dtype == float32 else values

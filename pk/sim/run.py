@@ -11,9 +11,10 @@ from threadpoolctl import ThreadpoolController
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.index import evaluate
-from pk.ir.split import roles_of
+from pk.ir.split import roles_of, statements
 from pk.ir.types import Scalar
 from pk.sim import machine, report
+from pk.sim.claims import Claims, Work
 from pk.sim.memory import Buffer, Memory, Observer, SimTensor
 from pk.sim.report import Report
 from pk.sim.schedule import Schedule
@@ -39,12 +40,13 @@ def simulate(
     sms: int | None = None,
     seed: int = 0,
     observer: Observer | None = None,
+    multicast: bool = False,
 ) -> Report:
     """Run one launch of ``kernel`` on ``len(args)`` ranks; tensors are changed in place.
 
     ``args[r]`` holds rank r's tensors and run-time scalars by parameter name.  Every rank has ``sms`` thread blocks
     (default 4).  ``seed`` chooses the schedule; equal seeds give equal schedules.  ``observer`` is called for every
-    access to memory and shared tiles.
+    access to memory and shared tiles.  ``multicast``: sums over ranks are made in the network, in any order.
 
     Raises :class:`pk.errors.ArgumentError` for arguments that do not fit the kernel, :class:`pk.errors.RanksDisagree`
     for shapes that must be equal on all ranks and are not, :class:`pk.errors.DeadlockError` when roles wait for what
@@ -69,8 +71,8 @@ def simulate(
     ]
     scalars: list[dict[str, Any]] = [{p.name: mine[p.name] for p in kernel.scalars} for mine in args]
     schedule = Schedule(seed, world, sms)
-    launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes)
-    programs = _populate(kernel, launch, sms, _communicators(kernel, sms, values[0]))
+    launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes, multicast)
+    programs = _populate(kernel, launch, _blocks(kernel, sms, values[0]))
     with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # NaN is data here
         _run(launch, programs)
     if launch.running:
@@ -106,37 +108,47 @@ def _run(launch: machine.Launch, programs: list[RoleProgram]) -> None:
         raise errors.SimulationError("division by zero", span, "a scalar of the kernel") from None
 
 
-def _populate(kernel: ir.Kernel, launch: machine.Launch, sms: int, communicators: int) -> list[RoleProgram]:
-    """Make every role of every block of every rank.  Blocks 0 to ``communicators`` - 1 are the communicator's."""
-    classes: list[tuple[str, ir.Block, range]] = [("compute", kernel.compute, range(communicators, sms))]
-    if kernel.communicator is not None:
-        classes.insert(0, ("communicator", kernel.communicator.body, range(communicators)))
+def _populate(kernel: ir.Kernel, launch: machine.Launch, blocks_of: dict[str, range]) -> list[RoleProgram]:
+    """Make every role of every block of every rank; ``blocks_of``: the blocks of each class."""
     programs: list[RoleProgram] = []
-    for owner, body, blocks in classes:
+    for owner, body in (*kernel.classes[1:], kernel.classes[0]):
+        blocks = blocks_of[owner]
+        dynamic = any(isinstance(s, ir.Tasks) and s.dynamic for s in statements(body))
         roles = [translate(kernel, body, kind) for kind in roles_of(body)]
         programs += roles
         pipelines = [p for p in kernel.pipelines if p.owner == owner]
         for rank in range(launch.world):
+            work = Work()
             for index, block in enumerate(blocks):
+                claims = Claims(launch, work, roles[0].kind) if dynamic else None
                 rings = {p.name: machine.Ring(launch, p, rank, block) for p in pipelines}
+                private = {
+                    t.name: machine.private_tile(launch, t, rank, block) for t in kernel.shared if t.owner == owner
+                }
                 for program in roles:
                     role = machine.Role(launch, rank, block, program.kind, index, len(blocks))
-                    role.rings = rings
+                    role.rings, role.private, role.claims = rings, private, claims
                     role.program = program.start(role)
                     launch.add_role(role)
     return programs
 
 
-def _communicators(kernel: ir.Kernel, sms: int, values: dict[str, int | float]) -> int:
-    """How many of a rank's blocks are communicators."""
-    if kernel.communicator is None:
-        return 0
-    if sms < 2:
+def _blocks(kernel: ir.Kernel, sms: int, values: dict[str, int | float]) -> dict[str, range]:
+    """Which of a rank's blocks each class has: communicators first, and compute at least half of them."""
+    number = len(kernel.communicators)
+    if sms < 2 * number:
+        what = "a communicator, which needs an SM" if number == 1 else f"{number} communicators, which need {number} SMs"
         raise errors.ArgumentError(
-            f"kernel `{kernel.name}` has a communicator, which needs an SM beside those that compute, but sms={sms}.\n"
-            "  Simulate with sms=2 or more."
+            f"kernel `{kernel.name}` has {what} beside those that compute, but sms={sms}.\n"
+            f"  Simulate with sms={2 * number} or more."
         )
-    return max(1, min(int(evaluate(kernel.communicator.sms, values)), sms // 2))
+    at, found = 0, {}
+    for i, c in enumerate(kernel.communicators):
+        room = sms // 2 - at - (number - 1 - i)  # one block is left for each of the others
+        blocks = max(1, min(int(evaluate(c.sms, values)), room))
+        found[ir.communicator_name(i)] = range(at, at + blocks)
+        at += blocks
+    return {**found, "compute": range(at, sms)}
 
 
 # ---------------------------------------------------------------------------------------------- arguments

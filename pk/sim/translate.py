@@ -16,13 +16,17 @@ from typing import Any
 
 from pk.ir import nodes as ir
 from pk.ir import ops as table
+from pk.ir import vectors
+from pk.ir.layout import Layout, Layouts, role_warps
 from pk.ir.order import coordinate
 from pk.ir.split import slice_role
 from pk.ir.types import Scalar, Tile
-from pk.sim import ops
+from pk.sim import ops, ops_vectors
+from pk.sim.claims import next_task
 from pk.sim.machine import Program, Role, Site
 from pk.sim.values import single
 
+MAX_TURNS = 1_000_000  # of a `while`
 WAITING = frozenset(name for name, meaning in ops.MEANING.items() if inspect.isgeneratorfunction(meaning))
 """Ops whose meaning is a generator."""
 
@@ -44,7 +48,8 @@ class RoleProgram:
 
 def translate(kernel: ir.Kernel, block: ir.Block, kind: ir.RoleKind) -> RoleProgram:
     """Role ``kind`` of a class, whose body (without the prologue) is ``block``."""
-    writer = _Writer()
+    warps = role_warps(kernel, block, kind) if kind in ("consumer", "team") else 1
+    writer = _Writer(Layouts(slice_role(block, kind), warps))
     writer.function(slice_role(kernel.prologue + block, kind))
     text = "\n".join(writer.lines) + "\n"
     file = f"<pk simulator: {kernel.name}, {kind} {id(writer):x}>"
@@ -55,19 +60,25 @@ def translate(kernel: ir.Kernel, block: ir.Block, kind: ir.RoleKind) -> RoleProg
 class _Writer:
     """Writes one function.  ``names`` is its module: ops, sites and helpers."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
+        self._layout: Layout | None = None  # of the statement being written
         self.lines: list[str] = []
         self.spans: list[ir.Span] = []
         self.names: dict[str, Any] = {
             "binary": ops.binary,
             "unary": ops.unary,
+            "Lanes": ops_vectors.Lanes,
+            "Counters": ops_vectors.Counters,
             "single": single,
             "coordinate": coordinate,
+            "next_task": next_task,
             "prod": math.prod,
             "inf": math.inf,
             "nan": math.nan,
             **{f"op_{name}": meaning for name, meaning in ops.MEANING.items()},
         }
+        self.by_lane: set[str] = set()  # sites of ops that take a counter or window a lane
         self._depth = 0
         self._span = ir.NOWHERE
         self._variables: dict[str, str] = {}
@@ -91,6 +102,8 @@ class _Writer:
     def site(self, op: str, what: str, span: ir.Span, kind: Any = None, attrs: tuple[tuple[str, Any], ...] = ()) -> str:
         name = f"site{sum(n.startswith('site') for n in self.names)}"
         self.names[name] = Site(op, what, span, kind, attrs)
+        if op in ops_vectors.BY_LANE:
+            self.by_lane.add(name)
         return name
 
     def variable(self, name: str) -> str:
@@ -105,7 +118,7 @@ class _Writer:
     def function(self, block: ir.Block) -> None:
         with self.indented("def role_program(role):"):
             self.line("me, world, dims, scalars = role.rank, role.world, role.dims, role.scalars")
-            self.line("index, of, tasks = role.index, role.of, 0")
+            self.line("index, of, tasks, claimed = role.index, role.of, 0, None")
             at = len(self.lines)
             self.block(block)
             self.line("yield from ()")
@@ -120,12 +133,15 @@ class _Writer:
 
     def statement(self, s: ir.Statement) -> None:
         self._span = s.span
+        self._layout = self._layouts.of_statement(s)
         if isinstance(s, ir.Assign):
             self.line(f"{self.variable(s.var.name)} = {self.expression(s.value)}")
         elif isinstance(s, ir.For):
             start, stop = self.expression(s.start), self.expression(s.stop)
             with self.indented(f"for {self.variable(s.var.name)} in range({start}, {stop}):"):
                 self.block(s.body)
+        elif isinstance(s, ir.While):
+            self.conditional_loop(s)
         elif isinstance(s, ir.Tasks):
             self.tasks(s)
         elif isinstance(s, ir.If):
@@ -146,19 +162,41 @@ class _Writer:
                 self.line(f"raise role.fail({site}, {f'assertion failed: {s.text}'!r})")
 
     def tasks(self, s: ir.Tasks) -> None:
-        """Block ``index`` of ``of`` takes the tasks ``index`` modulo ``of``; ``tasks`` came before this loop."""
+        """Block ``index`` of ``of`` takes the tasks ``index`` modulo ``of``; ``tasks`` came before this loop.
+
+        Dynamically, it takes those that it claims; a number past the last task belongs to the next loop.
+        """
         number = self.variable(f"tasks {len(self.lines)}")  # no name of the user has a space
         variables = [self.variable(v.name) for v in s.vars]
         names = tuple(v.name for v in s.vars)
         self.line(f"{number} = ({', '.join(map(self.expression, s.extents))},)")
         group = self.expression(s.group)
-        with self.indented(f"for task in range((index - tasks) % of, prod({number}), of):"):
+        if s.dynamic:
+            site = self.site("tasks", "", s.span)
+            with self.indented("if claimed is None:"):
+                self.line(f"claimed = yield from next_task(role, {site})")
+            head = f"while (task := claimed - tasks) < prod({number}):"
+        else:
+            head = f"for task in range((index - tasks) % of, prod({number}), of):"
+        with self.indented(head):
             self.line(f"{', '.join(variables)}, = coordinate(task, {number}, {group})")
             self.line(f"role.task = ({names!r}, ({', '.join(variables)},))")
             self.block(s.body)
+            if s.dynamic:
+                self.line(f"claimed = yield from next_task(role, {site})")
         self._span = s.span
         self.line(f"tasks += prod({number})")
         self.line("role.task = ((), ())")
+
+    def conditional_loop(self, s: ir.While) -> None:
+        """A ``while``, which must end: it has no waits that could do without it."""
+        turns, site = self.variable(f"turns {len(self.lines)}"), self.site("while", "", s.span)
+        self.line(f"{turns} = 0")
+        with self.indented(f"while {self.expression(s.cond)}:"):
+            self.line(f"{turns} += 1")
+            with self.indented(f"if {turns} > {MAX_TURNS}:"):
+                self.line(f"raise role.fail({site}, 'a `while` has not ended after {MAX_TURNS:,} turns')")
+            self.block(s.body)
 
     def stage(self, s: ir.Stage) -> None:
         p = self.pipeline(s.pipeline)
@@ -191,13 +229,21 @@ class _Writer:
     # --------------------------------------------------------------------------------------- expressions
     def operand(self, e: ir.Operand, site: str) -> str:
         if isinstance(e, ir.Shared):
-            return f"held_{self.pipeline(e.pipeline)}.tiles[{e.field!r}]" + (".T" if e.transposed else "")
+            tiles = "role.private" if e.private else f"held_{self.pipeline(e.pipeline)}.tiles"
+            return f"{tiles}[{e.field!r}]" + (".T" if e.transposed else "")
         if isinstance(e, ir.Memory):
             coord = self.tuple(e.coord)
+            if vectors.has_vector((e,)):
+                rank = "None" if e.rank is None else self.expression(e.rank)
+                return f"Lanes(role, {e.tensor!r}, {coord}, {rank})"
             if e.everyone:
                 return f"role.everyone({e.tensor!r}, {coord})"
             rank = "None" if e.rank is None else self.expression(e.rank)
             return f"role.window({e.tensor!r}, {coord}, {rank}, {site})"
+        if isinstance(e, ir.Choose):
+            return f"({self.operand(e.x, site)} if {self.expression(e.cond)} else {self.operand(e.y, site)})"
+        if isinstance(e, ir.Signal) and site in self.by_lane:
+            return f"Counters({e.signals!r}, {self.tuple(e.index)})"
         if isinstance(e, ir.Signal):
             return f"role.counter({e.signals!r}, {self.tuple(e.index)}, {site})"
         return self.expression(e)
@@ -224,8 +270,10 @@ class _Writer:
             return self.unary(e)
         if isinstance(e, ir.Binary):
             return self.binary(e)
-        site = self.site(e.op, "", e.span, e.type, e.attrs)
-        return f"op_{e.op}(role, {', '.join([site, *(self.operand(o, site) for o in e.operands)])})"
+        layout = (("layout", self._layout),) if e.op == "sum" else ()  # it fixes the order
+        site = self.site(e.op, "", e.span, e.type, (*e.attrs, *layout))
+        call = f"op_{e.op}(role, {', '.join([site, *(self.operand(o, site) for o in e.operands)])})"
+        return f"(yield from {call})" if e.op in WAITING else call
 
     def unary(self, e: ir.Unary) -> str:
         x = self.expression(e.x)

@@ -9,7 +9,8 @@ import pytest
 
 from pk.codegen import generate
 from pk.codegen.layout import box, swizzle
-from pk.codegen.plan import plan, site_names
+from pk.codegen.plan import plan
+from pk.codegen.sites import site_names
 from pk.errors import NotConstant
 from pk.ir import nodes as ir
 from pk.ir.types import Tile, bfloat16, float32
@@ -36,7 +37,7 @@ def test_warps_of_roles() -> None:
         ("one warpgroup", 256, (0, 0)),
         ("three warpgroups", 512, (152, 56)),
         ("broadcast", 128, (0, 0)),
-        ("team", 256, (0, 0)),
+        ("team", 384, (0, 0)),
     ],
 )
 def test_threads_and_register_split(name: str, threads: int, registers: tuple[int, int]) -> None:
@@ -132,4 +133,4 @@ def test_number_of_communicator_sms_must_be_known() -> None:
     assert kernel.communicator is not None
     vague = dataclasses.replace(kernel.communicator, sms=ir.Dim("x", 0))
     with pytest.raises(NotConstant, match="communicator SMs"):
-        plan(dataclasses.replace(kernel, communicator=vague))
+        plan(dataclasses.replace(kernel, communicators=(vague,)))

@@ -162,5 +162,5 @@ def test_the_count_of_tasks_runs_on() -> None:
 
 def test_a_name_bound_in_a_stage_lives_after_it() -> None:
     text = readable(generate(ODD["epilogue"]).text)
-    declared, stage = text.index("register_tile<float, 64, 64> first;"), text.index("{  // with held.drain() as q:")
-    assert declared < stage < text.index("first = load<64>(q.q")
+    declared, stage = text.index("linear_tile<float, 64, 64, 4, 1> first;"), text.index("{  // with held.drain() as q:")
+    assert declared < stage < text.index("load(first, q.q, role)")

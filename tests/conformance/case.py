@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,14 @@ class Arg:
 
 @dataclass(frozen=True)
 class Within:
-    """An expected array and the largest error allowed, element by element."""
+    """An expected array and the largest error allowed, element by element.
+
+    ``same``: simulator and GPU agree bit for bit all the same, because the order of operations is defined.
+    """
 
     value: Array
     slack: Array
+    same: bool = False
 
 
 Want = Array | Within
@@ -57,7 +61,7 @@ Arguments = dict[str, Arg]
 Meaning = Callable[[list[Arguments]], list[dict[str, Want]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One kernel with its constants, and its problem as a function of the world size."""
 
@@ -68,6 +72,7 @@ class Case:
     constants: dict[str, Any] = field(default_factory=dict)
     scalars: dict[str, int | float] = field(default_factory=dict)
     worlds: tuple[int, ...] = WORLDS
+    signed: bool = True  # whether -0.0 is told from 0.0
 
     def __str__(self) -> str:
         return self.name
@@ -88,7 +93,12 @@ class Case:
 
     def arguments(self, world: int) -> list[Arguments]:
         """Every rank's arguments."""
-        return [self.make(rank, world) for rank in range(world)]
+        return _arguments(self, world)
+
+
+@lru_cache(maxsize=64)
+def _arguments(case: Case, world: int) -> list[Arguments]:
+    return [case.make(rank, world) for rank in range(world)]
 
 
 # ------------------------------------------------------------------------------------------------------- numbers
@@ -142,14 +152,13 @@ def blank(shape: tuple[int, ...], dtype: torch.dtype, parallel: bool = False) ->
 
 
 # --------------------------------------------------------------------------------------------------- comparison
-def bits(t: torch.Tensor) -> torch.Tensor:
+def bits(t: torch.Tensor) -> Array:
     """The storage of ``t`` as integers; all NaNs alike."""
     if t.dtype == I32:
-        return t
+        return t.numpy()  # type: ignore[no-any-return]
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()]
-    plain = t.contiguous().view(width).clone()
-    plain[t.to(torch.float32).isnan()] = 0x7F
-    return plain
+    plain: Array = t.contiguous().view(width).numpy()
+    return np.where(t.to(torch.float32).isnan().numpy(), 0x7F, plain)
 
 
 def exact(want: Want) -> bool:
@@ -157,32 +166,41 @@ def exact(want: Want) -> bool:
     return not isinstance(want, Within)
 
 
-def complain(got: torch.Tensor, want: Want) -> str:
+def complain(got: torch.Tensor, want: Want, signed: bool = True) -> str:
     """What is wrong with ``got``, in a line; empty if nothing is."""
     if isinstance(want, Within):
         return _outside(got, want.value, want.slack)
     value = torch.from_numpy(np.ascontiguousarray(rounded(want, got.dtype)))
-    different = bits(got) != bits(value.to(got.dtype))
-    return _told(got, value, different, "bit for bit") if bool(different.any()) else ""
+    if tuple(value.shape) != tuple(got.shape):
+        raise AssertionError(f"the meaning has shape {tuple(value.shape)}, the tensor {tuple(got.shape)}")
+    return _told(got, value.numpy(), _differ(got, value.to(got.dtype), signed), "what is wanted, bit for bit")
 
 
-def disagree(got: torch.Tensor, other: torch.Tensor, want: Want) -> str:
+def disagree(got: torch.Tensor, other: torch.Tensor, want: Want, signed: bool = True) -> str:
     """How ``got`` (the GPU's) differs from ``other`` (the simulator's), more than ``want`` allows; empty if not."""
-    if isinstance(want, Within):
-        return _outside(got, other.to(torch.float64).numpy(), 2 * want.slack)
-    different = bits(got) != bits(other)
-    return _told(got, other.to(torch.float64), different, "the simulator") if bool(different.any()) else ""
+    values = other.to(torch.float64).numpy()
+    if isinstance(want, Within) and not want.same:
+        return _outside(got, values, 2 * want.slack)
+    return _told(got, values, _differ(got, other, signed), "the simulator's, bit for bit")
+
+
+def _differ(x: torch.Tensor, y: torch.Tensor, signed: bool) -> Array:
+    both_zero = (x.to(torch.float32) == 0) & (y.to(torch.float32) == 0)
+    return (bits(x) != bits(y)) & (~both_zero.numpy() | signed)  # type: ignore[no-any-return]
 
 
 def _outside(got: torch.Tensor, value: Array, slack: Array) -> str:
     x = got.to(torch.float64).numpy()
-    near = (np.abs(x - value) <= slack) | (x == value) | (np.isnan(x) & np.isnan(value))
-    return _told(got, torch.from_numpy(np.asarray(value)), torch.from_numpy(~near), "its bound") if not near.all() else ""
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(x - value) <= slack) | (x == value) | (np.isnan(x) & np.isnan(value))
+    return _told(got, value, ~near, "what is wanted by more than its bound")
 
 
-def _told(got: torch.Tensor, want: torch.Tensor, different: torch.Tensor, what: str) -> str:
-    where = tuple(int(i) for i in different.nonzero()[0])
+def _told(got: torch.Tensor, want: Array, different: Array, what: str) -> str:
+    if not different.any():
+        return ""
+    where = tuple(int(i) for i in np.argwhere(different)[0])
     return (
-        f"{int(different.sum())} of {different.numel()} elements differ from {what}; the first at {where}: "
+        f"{int(different.sum())} of {different.size} elements differ from {what}; the first at {where}: "
         f"got {got[where].item()!r}, wanted {want[where].item()!r}"
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.conformance import cases_moves
+from tests.conformance import cases_control, cases_moves, cases_registers, cases_signals
 from tests.conformance.case import Case
 
-MODULES = (cases_moves,)
+MODULES = (cases_moves, cases_registers, cases_signals, cases_control)
 CASES: dict[str, Case] = {}
 for _module in MODULES:
     for _case in _module.CASES:

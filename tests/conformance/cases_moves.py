@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -158,7 +159,8 @@ def pushes() -> list[Case]:
             found.append(_push(f"push_3d.{d}.{to}", k.push_3d, (2, 37, 50), dtype, to, R=16, C=32))
     for tile in ((16, 16), (256, 64), (128, 256), (256, 256)):
         label = f"push_2d.bfloat16.all.{tile[0]}x{tile[1]}"
-        found.append(_push(label, k.push_2d, (260, 270), BF16, "all", R=tile[0], C=tile[1], STAGES=stages(tile, BF16)))
+        big = _push(label, k.push_2d, (260, 270), BF16, "all", R=tile[0], C=tile[1], STAGES=stages(tile, BF16))
+        found.append(dataclasses.replace(big, worlds=(2,)))
     return found
 
 

@@ -44,7 +44,6 @@ def _stage(role: str, stage: str, lines: tuple[str, ...]) -> str:
 CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "dtype_of_load": (errors.WrongDType, fill("pk.load_async(s.h, a, (0, 0))")),
     "dtype_of_store": (errors.WrongDType, drain("pk.store_async(c, s.i, (0, 0))")),
-    "dtype_of_add": (errors.WrongDType, drain("pk.store_add_async(i, s.i, (0, 0))")),
     "dtype_of_mma": (errors.WrongDType, compute("pk.mma(acc, s.h, s.b)")),
     "dtype_of_accumulator": (errors.WrongDType, compute("low = pk.cast(acc, pk.bfloat16)", "pk.mma(low, s.a, s.b)")),
     "dtype_of_arithmetic": (errors.WrongDType, compute("x = pk.cast(acc, pk.bfloat16) + 1.0")),
@@ -56,7 +55,7 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
             with output.fill() as s:
                 pk.store(s.c, acc)
         """),
-    "rows_of_warpgroups": (errors.ShapeMismatch, "with pk.consumer(warpgroups=3):\n    acc = pk.zeros((128, 128))"),
+    "rows_of_warpgroups": (errors.ShapeMismatch, compute("pk.mma(acc, s.a, s.b)", "x = pk.sum(acc, axis=0) + pk.zeros((32, 128))")),
     "columns_of_eight": (errors.ShapeMismatch, compute("x = acc[:, 0:12]")),
     "columns_outside": (errors.ShapeMismatch, compute("x = acc[:, 64:256]")),
     "mma_n": (errors.ShapeMismatch, """
@@ -92,7 +91,9 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "tasks_in_tasks": (errors.WrongRole, "for m in pk.tasks(3):\n    for n in pk.tasks(3):\n        pass"),
     "fill_of_storer": (errors.WrongRole, "with pk.storer():\n    with output.fill() as s:\n        pass"),
     "stage_of_shared_code": (errors.WrongRole, "with output.fill() as s:\n    pass"),
-    "two_communicators": (errors.WrongRole, "with pk.communicator(sms=1):\n    pass\n" * 2),
+    "communicator_in_communicator": (
+        errors.WrongRole, "with pk.communicator(sms=1):\n    with pk.communicator(sms=1):\n        pass"
+    ),
     "warpgroups_differ": (errors.WrongRole, "with pk.consumer(1):\n    pass\nwith pk.consumer(2):\n    pass"),
     "stage_released": (errors.WrongStage, fill("pass") + "\n    pk.load_async(s.a, a, (0, 0))"),
     "store_into_drain": (errors.WrongStage, compute("pk.store(s.a, acc[:, 0:64])")),
@@ -133,7 +134,7 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "tile_of_no_stage": (errors.WrongOperand, fill("pk.load_async(a, a, (0, 0))")),
     "accumulator_without_name": (errors.WrongOperand, compute("pk.mma(pk.zeros((128, 128)), s.a, s.b)")),
     "arithmetic_on_shared": (errors.WrongOperand, compute("x = acc + s.a")),
-    "comparison_of_tiles": (errors.WrongOperand, compute("x = acc < acc")),
+    "and_of_numbers": (errors.WrongDType, compute("x = acc & (acc < 1)")),
     "condition_on_tile": (errors.WrongOperand, compute("if acc:", "    pass")),
     "signals_that_are_none": (errors.WrongOperand, "with pk.storer():\n    pk.wait(a, (0, 0), 1)"),
     "fill_drain_unbalanced": (errors.Unbalanced, """

@@ -50,7 +50,44 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
             n = m + 1
         """),
     "with_on_something": (errors.UnsupportedSyntax, "with pk.rank():\n    pass"),
-    "option_not_there_yet": (errors.UnsupportedSyntax, "for m in pk.tasks(c.rows, cluster=2):\n    pass"),
+    "cluster_of_three": (errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=3):\n    pass"),
+    "cluster_of_one_extent": (errors.WrongOperand, "for m in pk.tasks(c.rows, cluster=2):\n    pass"),
+    "cluster_of_odd_group": (errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=2, group=3):\n    pass"),
+    "cluster_that_claims": (
+        errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=2, dynamic=True):\n    pass"
+    ),
+    "static_and_dynamic": (
+        errors.WrongOperand, "for m in pk.tasks(c.rows):\n    pass\nfor m in pk.tasks(c.rows, dynamic=True):\n    pass"
+    ),
+    "dynamic_at_run_time": (errors.NotConstant, "for m in pk.tasks(c.rows, dynamic=c.cols > 3):\n    pass"),
+    "while_of_stages": (errors.Unbalanced, """
+        p = pk.pipeline(2, x=pk.shared((64, 64), a.dtype))
+        i = 0
+        for m in pk.tasks(c.rows):
+            with pk.loader():
+                while i < m:
+                    with p.fill() as s:
+                        pk.load_async(s.x, a, (m, 0))
+                    i = i + 1
+            with pk.storer():
+                while i < m:
+                    with p.drain() as s:
+                        pass
+                    i = i + 1
+        """),
+    "while_shadowed": (errors.UnsupportedSyntax, "n = c.rows\nwhile n > 3:\n    for n in pk.range(3):\n        pass"),
+    "choice_of_parallel": (errors.WrongOperand, "x = a if c.rows > 3 else c"),
+    "choice_of_dimensions": (errors.WrongOperand, "t = pk.scratch((4, 4, 4), a.dtype)\nx = a if c.rows > 3 else t[0]"),
+    "pingpong_signals": (errors.WrongRole, """
+        done = pk.signals()
+        for m in pk.tasks(c.rows):
+            with pk.consumer(warpgroups=2, pingpong=True):
+                pk.signal(done, (), 0)
+        """),
+    "pingpong_outside_tasks": (errors.WrongRole, "with pk.consumer(warpgroups=2, pingpong=True):\n    pass"),
+    "pingpong_and_stagger": (
+        errors.WrongOperand, "with pk.consumer(warpgroups=2, pingpong=True, stagger=True):\n    pass"
+    ),
     "name_of_loop": (errors.NameOutOfScope, "for m in pk.range(c.rows):\n    n = m\nx = n"),
     "name_of_branch": (errors.NameOutOfScope, "if c.rows > 3:\n    x = c.cols\ny = x"),
     "name_of_role": (errors.NameOutOfScope, """

@@ -115,6 +115,22 @@ def test_operand_layouts() -> None:
     check_log(compile_text(text), count)
 
 
+@pytest.mark.parametrize("elements", ["e4m3 e4m3", "e4m3 e5m2", "e5m2 e4m3", "e5m2 e5m2", "float float"])
+def test_operands_contiguous_along_k(elements: str) -> None:
+    """8-bit floats and tf32: N of every kind, several panels, and the form that overwrites."""
+    a, b = elements.split()
+    size = 4 if a == "float" else 1
+    text, count = PRELUDE, 0
+    for n, k in ((8, 32), (24, 64), (128, 128), (248, 128), (256, 256)):  # k in bytes
+        first = tile(a, 64, k // size)
+        text += kernel(f"k{count}", gemm(first, f"transposed({tile(b, n, k // size, 32768)})", n))
+        count += 1
+    body = gemm(tile(a, 64, 128 // size), f"transposed({tile(b, 64, 128 // size, 32768)})", 64)
+    assert "mma(acc" in body
+    text += kernel("over", body.replace("mma(acc", "mma_over(acc"))
+    check_log(compile_text(text), count + 1)
+
+
 @pytest.mark.parametrize("element", ["bf16", "f16", "float"])
 def test_register_tiles(element: str) -> None:
     """load, store, transposed store, cast and arithmetic for 128-, 64- and 32-byte panels and for none."""

@@ -108,7 +108,8 @@ BAD: list[tuple[str, type[errors.CompileError], ir.Kernel, str]] = [
      "pk.signal may not stand in shared code (outside role blocks)"),
     ("drain in a loader", errors.WrongRole, kernel(role="loader"), "pk.full may not stand in a loader"),
     ("M and warpgroups", errors.ShapeMismatch, kernel(warpgroups=3),
-     "a register tile of 128 rows cannot be split among 3 warpgroups"),
+     "the tensor core cannot do acc (128, 128) += a (128, 64) @ b (64, 128): M = 128 is no multiple of 192 "
+     "(64 rows for each of 3 warpgroups)"),
     ("no warpgroups", errors.WrongOperand, kernel(warpgroups=0), "pk.consumer(warpgroups=0)"),
     ("mma shapes", errors.ShapeMismatch, kernel(drain=(ir.Do("mma", (ACC, S_B, S_A)),)),
      "shapes do not fit in pk.mma: acc (128, 128) += a (64, 128) @ b (128, 64)"),
@@ -163,10 +164,14 @@ def test_refused(kind: type[errors.CompileError], bad: ir.Kernel, what: str) -> 
 def test_mma_rows_must_fill_the_warpgroups() -> None:
     small = Tile((64, 64), bfloat16, "shared")
     acc = ir.Var("acc", Tile((64, 128), float32, "register"))
-    drain = (ir.Do("mma", (acc, ir.Shared("p", "a", small), S_B)),)
-    role = ir.Role("consumer", (ir.Assign(acc, ir.Call("full", (), acc.type, (("value", 0.0),))), *drain), 2)
-    with pytest.raises(errors.ShapeMismatch, match="64 rows cannot be split among 2 warpgroups"):
-        check(replace(kernel(), compute=(role,)))
+    made = kernel()
+    stages = made.pipelines[0]
+    tiles = tuple((name, small if name == "a" else tile) for name, tile in stages.tiles)
+    fill = ir.Assign(acc, ir.Call("full", (), acc.type, (("value", 0.0),)))
+    stage = ir.Stage("p", "drain", (fill, ir.Do("mma", (acc, ir.Shared("p", "a", small), S_B))))
+    role = ir.Role("consumer", (stage,), 2)
+    with pytest.raises(errors.ShapeMismatch, match=r"M = 64 is no multiple of 128 \(64 rows for each of 2 warpgroups\)"):
+        check(replace(made, compute=(role,), pipelines=(replace(stages, tiles=tiles), *made.pipelines[1:])))
 
 
 def test_integers_are_not_stored_as_floats() -> None:

@@ -163,6 +163,12 @@ class FakeDriver:
         assert len(text) <= 128
         return text.encode().ljust(128, b"\0")
 
+    def bind(
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
+    ) -> Callable[[int], None]:
+        assert shape[0] % cluster == 0
+        return lambda stream: self.launch(device, function, shape, stream, params)
+
     def launch(self, device: int, function: object, shape: tuple[int, int, int], stream: int, params: int) -> None:
         size, run = function  # type: ignore[misc]
         data = ctypes.string_at(params, size)
@@ -185,9 +191,13 @@ class FakeModule:
     def __init__(self, source: Source, run: Callable[[FakeDriver, bytes], None] | None = None, per_sm: int = 1) -> None:
         self.function = (source.params_size, run)
         self.per_sm = per_sm
+        self.clusters = 1 << 20
 
     def max_blocks_per_sm(self, threads: int, shared_bytes: int) -> int:
         return self.per_sm
+
+    def max_clusters(self, threads: int, shared_bytes: int, cluster: int) -> int:
+        return self.clusters
 
 
 def source(*, comm_sms: int = 0) -> Source:
@@ -215,6 +225,7 @@ def source(*, comm_sms: int = 0) -> Source:
     return Source(
         name="gather", entry="gather_0", text="", arch="sm_90a", options=(), fields=tuple(fields), params_size=offset,
         threads=384, shared_bytes=200_000, outputs=("c",), remote=True, uses_signals=True, comm_sms=comm_sms,
+        least_blocks=2 if comm_sms else 1,
         sites=(
             Site("storer", "wait", "begun", "/home/me/kernels.py", 41, "            pk.wait(begun, (owner, m, n), 1)"),
             Site("loader", "fill", "inputs", "/home/me/kernels.py", 20, "        with inputs.fill() as s:"),

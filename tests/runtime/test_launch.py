@@ -13,7 +13,7 @@ from pk.errors import ArgumentError, BackendError, HangError, RankError, RanksDi
 from pk.runtime import group as groups
 from pk.runtime import records, symm
 from pk.runtime.group import Group
-from pk.runtime.launch import launch, refuse, synchronize
+from pk.runtime.launch import Call, launch, refuse, synchronize
 from pk.runtime.spawn import run_threads
 from tests.runtime.fake import FakeDriver, FakeModule, Machine, source
 
@@ -36,7 +36,8 @@ def call(group: Group, module: FakeModule | None = None, identity: str = "gather
     c = changes.pop("c", None)
     tensors = {"a": changes.pop("a", A), "c": c if c is not None else symm.empty((64, 128), torch.bfloat16, group)}
     scratch = changes.pop("scratch", {"parts": ((8, 64), torch.float32)})
-    launch(group, SOURCE, module or FakeModule(SOURCE), tensors, {"n": -7, "x": 0.5}, SIGNALS, scratch, identity)
+    loaded = module or FakeModule(SOURCE)
+    launch(Call(group, SOURCE, loaded, tensors, {"n": -7, "x": 0.5}, SIGNALS, scratch, identity))
 
 
 A = torch.zeros(256, 192, dtype=torch.float16)[:200, :128]  # strides (192, 1)
@@ -161,10 +162,10 @@ def test_many_counters_and_scratch_grow_collectively() -> None:
         group = groups.current()
         c = symm.empty((64, 128), torch.bfloat16, group)
         call(group, c=c)
-        launch(
+        launch(Call(
             group, SOURCE, FakeModule(SOURCE), {"a": A, "c": c}, {"n": 0, "x": 0.0},
             {"begun": (100, 1000, 1), "done": (1,)}, {"parts": ((4096, 64), torch.float32)}, "bigger",
-        )  # fmt: skip
+        ))  # fmt: skip
         assert group.context is not None and group.context.scratch is not None
         return group.context.capacity, group.context.scratch.nbytes
 

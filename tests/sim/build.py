@@ -263,7 +263,7 @@ def all_gather(dtype: DType = bfloat16, BC: int = 32) -> ir.Kernel:
         (*g.pipelines, ring),
         (let("rows", rows), let("chunks", chunks)),
         (ir.Tasks((i, n), (op("*", var("rows"), WORLD), up(ir.Dim("c", 2), g.BN)), body),),
-        ir.Communicator(ir.const(8), (ir.Tasks((m, j), (var("rows"), var("chunks")), push, ir.const(1)),)),
+        (ir.Communicator(ir.const(8), (ir.Tasks((m, j), (var("rows"), var("chunks")), push, ir.const(1)),)),),
     )
 
 
@@ -286,9 +286,7 @@ def without(kernel: ir.Kernel, *names: str) -> ir.Kernel:
     def drop(s: ir.Statement) -> tuple[ir.Statement, ...]:
         return () if isinstance(s, ir.Do) and s.op in names else (s,)
 
-    comm = kernel.communicator
-    changed = replace(
-        kernel, compute=edit(kernel.compute, drop), communicator=comm and replace(comm, body=edit(comm.body, drop))
-    )
+    communicators = tuple(replace(c, body=edit(c.body, drop)) for c in kernel.communicators)
+    changed = replace(kernel, compute=edit(kernel.compute, drop), communicators=communicators)
     assert changed != kernel, f"the kernel has no {names}"
     return changed

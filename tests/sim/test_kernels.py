@@ -165,7 +165,7 @@ def test_an_early_signal_is_a_wrong_result() -> None:
     )
     assert kernel.communicator is not None
     body = build.edit(kernel.communicator.body, first)
-    mutant = build.replace(kernel, communicator=build.replace(kernel.communicator, body=body))
+    mutant = build.replace(kernel, communicators=(build.replace(kernel.communicator, body=body),))
     assert not survives("all_gather", mutant)
 
 

@@ -50,12 +50,13 @@ def kernel(compute: ir.Block, **fields: Any) -> ir.Kernel:
 
 
 def test_one_meaning_for_each_row_of_the_table() -> None:
-    assert list(ops.MEANING) == list(table.TABLE)
+    assert sorted(ops.MEANING) == sorted(table.TABLE)
     for name, meaning in ops.MEANING.items():
         assert meaning.__doc__
         assert len(inspect.signature(meaning).parameters) == 2 + len(table.TABLE[name].operands), name
     assert {"wait", "signal", "load_async"} <= WAITING
-    assert not WAITING & {name for name, row in table.TABLE.items() if row.result}
+    loads = {"load_global", "load_scalar", "load_elements", "fetch_add"}  # of a result that may be a peer's
+    assert WAITING & {name for name, row in table.TABLE.items() if row.result} <= loads
 
 
 # ------------------------------------------------------------------------------------------ ops on one rank
@@ -263,7 +264,7 @@ def test_tasks_are_dealt_round_robin_and_the_count_runs_on() -> None:
 
     loops = [(3, 1), (0, 4), (1, 5)]
     tasks = tuple(
-        ir.Tasks((var("m"), var("n")), (ir.const(a), ir.const(b)), body(f"s{i}"), group=2)
+        ir.Tasks((var("m"), var("n")), (ir.const(a), ir.const(b)), body(f"s{i}"), group=ir.const(2))
         for i, (a, b) in enumerate(loops)
     )
     signals = tuple(ir.Signals(f"s{i}", (ir.const(9), ir.const(9))) for i in range(3))
@@ -377,7 +378,7 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def test_a_communicator_needs_a_second_block() -> None:
-    k = kernel((let("x", 1),), communicator=ir.Communicator(ir.const(2), (let("y", 1),)))
+    k = kernel((let("x", 1),), communicators=(ir.Communicator(ir.const(2), (let("y", 1),)),))
     with pytest.raises(errors.ArgumentError, match="sms=1"):
         simulate(k, [{}], sms=1)
     assert simulate(k, [{}], sms=2).steps > 0
@@ -386,7 +387,7 @@ def test_a_communicator_needs_a_second_block() -> None:
 @pytest.mark.parametrize(("asked", "sms", "blocks"), [(1, 4, 1), (2, 4, 2), (9, 4, 2), (0, 4, 1), (2, 3, 1)])
 def test_communicator_blocks(asked: int, sms: int, blocks: int) -> None:
     tasks = (ir.Tasks((var("t"),), (ir.const(100),), (do("signal", counter("s", 0), 0, 1),)),)
-    k = kernel((), signals=(ir.Signals("s", (ir.const(1),)),), communicator=ir.Communicator(ir.const(asked), tasks))
+    k = kernel((), signals=(ir.Signals("s", (ir.const(1),)),), communicators=(ir.Communicator(ir.const(asked), tasks),))
     used = set()
     original = machine.Role.counter
     with pytest.MonkeyPatch.context() as patch:

@@ -97,6 +97,7 @@ struct launch_state {
     u32 gen;            // number of this launch
     volatile u32 dead;  // a role of this block has given up, or the context was already aborted
     u32 failed;         // failures noted; each role notes at most one
+    s32 found;          // what `fetch_add` of the role of several warps found
     failure failures[6];
 };
 static_assert(sizeof(launch_state) <= 512);

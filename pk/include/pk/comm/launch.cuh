@@ -2,12 +2,14 @@
 /// The two ends of a launch (two counter sets, entry words, last block out) and the order of its tasks.
 
 #include "pk/comm/signal.cuh"
+#include "pk/ptx/cluster.cuh"
 
 namespace pk {
 
 // -- beginning ------------------------------------------------------------------------------------------------
 /// All threads of the block, thread 0 having initialised its pipelines: reads the launch number.  False if the context
-/// was aborted earlier, in which case the kernel does nothing.
+/// was aborted earlier, in which case the kernel does nothing.  CLUSTER: blocks that arrive at each other's mbarriers.
+template <int CLUSTER = 1>
 PK_DEVICE bool launch_begin(const context& ctx, launch_state& launch) {
     if (threadIdx.x == 0) {
         launch.gen = ld_relaxed_gpu(&ctx.own()->gen);
@@ -17,6 +19,7 @@ PK_DEVICE bool launch_begin(const context& ctx, launch_state& launch) {
         fence_mbarrier_init();
     }
     __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_barrier();  // the mbarriers of both blocks are there
     return launch.dead == 0;
 }
 
@@ -77,8 +80,13 @@ PK_DEVICE void launch_open(Role& role, int site) {
 }
 
 // -- end --------------------------------------------------------------------------------------------------------
-/// Last statement of every warp's branch: all threads of the block have finished what they issued.
-PK_DEVICE void leave() { asm volatile("bar.sync 0;" ::: "memory"); }
+/// Last statement of every warp's branch: all threads of the block have finished what they issued; with a cluster, those
+/// of the other block too, which reaches into this one's shared memory.
+template <int CLUSTER = 1>
+PK_DEVICE void leave() {
+    asm volatile("bar.sync 0;" ::: "memory");
+    if constexpr (CLUSTER > 1) cluster_barrier();
+}
 
 /// Makes a record of failure `f`.  The last slot is kept for the first failure of the rank, the cause of the others.
 PK_DEVICE void write_record(const context& ctx, const launch_state& launch, const failure& f) {
@@ -197,7 +205,7 @@ constexpr PK_DEVICE coordinates<sizeof...(Extent)> coordinate_in_groups(int grou
         result.at[0] = index;
     } else {
         const int rows = extents[dims - 2], cols = extents[dims - 1];
-        int outer = index / (rows * cols);
+        int outer = dims > 2 ? index / (rows * cols) : 0;  // of two extents there is one rectangle
         const int inner = index - outer * (rows * cols);
         const int first = inner / (group * cols) * group;
         const int height = rows - first < group ? rows - first : group;

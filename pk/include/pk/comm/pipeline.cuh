@@ -3,6 +3,7 @@
 /// been drained.  Every function is called by all threads of the role, converged; the last one advances the cursor.
 
 #include "pk/comm/role.cuh"
+#include "pk/tile/cluster.cuh"
 #include "pk/tile/mma.cuh"
 
 namespace pk {
@@ -27,7 +28,8 @@ struct cursor {
     }
 };
 
-template <int STAGES>
+/// SHARERS: blocks of a cluster that load each other's stages, so that a stage is free when all have drained theirs.
+template <int STAGES, int SHARERS = 1>
 struct pipeline {
     mbarrier full[STAGES];
     mbarrier empty[STAGES];
@@ -63,13 +65,16 @@ struct pipeline {
     }
 
     /// End of a loader: its loads have landed, drained or not, before the block may end.  They depend on no peer.
-    PK_DEVICE void finish_loads(const cursor<STAGES>& at) {
+    PK_DEVICE void finish_loads(const cursor<STAGES>& at, const launch_state& launch) {
+        // A stage that another block helps to fill may take as long as that block does, unless one of them gave up.
+        const int patience = SHARERS == 1 ? 1 << 22 : 1 << 10;
 #pragma unroll 1
         for (int s = 0; s < STAGES; ++s) {
             const bool filled_this_turn = s < at.stage;
             if (!filled_this_turn && !at.wrapped) return;
             const u32 parity = filled_this_turn ? at.phase : at.phase ^ 1;
-            for (int tries = 0; tries < 1 << 22 && !mbarrier_try_wait(full[s], parity); ++tries) {}
+            int tries = 0;
+            while (tries < patience && !mbarrier_try_wait(full[s], parity)) tries += SHARERS == 1 || launch.dead;
         }
     }
 
@@ -80,11 +85,19 @@ struct pipeline {
         wait_phase(role, full[at.stage], at.phase, at.stage, site);
     }
 
+    /// The same by a storer whose signals wait for its stores: they leave before it blocks.
+    template <class Role, class Signals>
+    PK_DEVICE void wait_full(cursor<STAGES>& at, Role& role, int site, Signals& signals) {
+        if (__all_sync(0xffffffffu, role.dead || mbarrier_try_wait(full[at.stage], at.phase))) return;
+        signals.flush(role);
+        wait_phase(role, full[at.stage], at.phase, at.stage, site);
+    }
+
     /// Leaves a stage that has been read: one arrival a warp.
     PK_DEVICE void release(cursor<STAGES>& at) {
         release_held(at);
         __syncwarp();
-        if (elect_one()) mbarrier_arrive(empty[at.stage]);
+        free(at.stage, true);
         at.advance();
     }
 
@@ -124,8 +137,17 @@ struct pipeline {
     /// Frees the stage that a deferred release still holds: one arrival a warp.
     PK_DEVICE void release_held(cursor<STAGES>& at) {
         __syncwarp();
-        if (elect_one() && at.held) mbarrier_arrive(empty[at.previous()]);
+        free(at.previous(), at.held);
         at.held = false;
+    }
+
+    /// One arrival of this warp at the empty barrier of `stage`, in every block that loads it.
+    PK_DEVICE void free(int stage, bool held) {
+        if constexpr (SHARERS == 1) {
+            if (elect_one() && held) mbarrier_arrive(empty[stage]);
+        } else {
+            if (lane_index() < SHARERS && held) mbarrier_arrive_at(empty[stage], lane_index());
+        }
     }
 };
 

@@ -10,27 +10,42 @@
 
 namespace pk {
 
-/// State of a role of WARPS warps from FIRST_WARP on.  BARRIER is the named barrier of a role of several warps.
-template <int WARPS, int FIRST_WARP, int BARRIER = 1>
+/// State of a role of WARPS warps from FIRST_WARP on.  BARRIER is the named barrier of a role of several warps.  TEAMS of
+/// so many warps, one behind the other, take tasks in turn; each team is a role of its own (`turns.cuh`).
+template <int WARPS, int FIRST_WARP, int BARRIER = 1, int TEAMS = 1>
 struct role {
     static constexpr int threads = 32 * WARPS;
     const context& ctx;
     launch_state& launch;
     const int warp;        // number of this warp in the block, uniform
+    const int team;        // number of this warp's team
+    int turn = 0;          // the team that takes the next task
     bool dead = false;     // this thread has given up
+    bool lanes_store = false;  // every lane issues bulk stores (`scatter_async`), not only the leader
     bool entered;          // every rank is known to have begun this launch
     int tile_entries = 0;  // the task, for records
     int tile[4] = {};
 
     PK_DEVICE role(const context& c, launch_state& l)
-        : ctx(c), launch(l), warp(warp_index()), entered(c.world == 1) {}
+        : ctx(c), launch(l), warp(warp_index()), team(TEAMS == 1 ? 0 : (warp - FIRST_WARP) / WARPS), entered(c.world == 1) {}
+
+    /// The first warp of this thread's team.
+    PK_DEVICE int first() const { return TEAMS == 1 ? FIRST_WARP : FIRST_WARP + WARPS * team; }
+    /// Whether the next task is this team's.
+    PK_DEVICE bool has_turn() const { return TEAMS == 1 || turn == team; }
+    /// The task after is the next team's.
+    PK_DEVICE void pass() { turn = turn + 1 == TEAMS ? 0 : turn + 1; }
 
     /// Number of this thread's warpgroup in the role.
-    PK_DEVICE int warpgroup() const { return (warp - FIRST_WARP) / 4; }
+    PK_DEVICE int warpgroup() const { return (warp - first()) / 4; }
+    /// Number of this thread in the role.
+    PK_DEVICE int thread() const { return static_cast<int>(threadIdx.x) - 32 * first(); }
+    /// Number of this warp in the role.
+    PK_DEVICE int place() const { return warp - first(); }
     /// Whether this is the role's first warp.
-    PK_DEVICE bool first_warp() const { return WARPS == 1 || warp == FIRST_WARP; }
+    PK_DEVICE bool first_warp() const { return WARPS == 1 || warp == first(); }
     /// Whether this thread writes the role's records.
-    PK_DEVICE bool reports() const { return threadIdx.x == 32 * FIRST_WARP; }
+    PK_DEVICE bool reports() const { return threadIdx.x == 32 * first(); }
 
     /// True in the one thread that issues the role's bulk copies and signals.  Called by converged warps.
     PK_DEVICE bool leader() const { return elect_one() && first_warp(); }
@@ -40,12 +55,12 @@ struct role {
     /// Waits for all threads of the role.
     PK_DEVICE void sync() const {
         if constexpr (WARPS == 1) __syncwarp();
-        else named_barrier(BARRIER, threads);
+        else named_barrier(BARRIER + team, threads);
     }
     /// Waits for all threads of the role; true everywhere if `mine` is true in all.
     PK_DEVICE bool all(bool mine) const {
         if constexpr (WARPS == 1) return __all_sync(0xffffffffu, mine);
-        else return named_barrier_all(BARRIER, threads, mine);
+        else return named_barrier_all(BARRIER + team, threads, mine);
     }
 
     /// Names the task that the role works on, for records.

@@ -68,6 +68,8 @@ PK_DEVICE void wait(Role& role, const signal_array<DIMS>& array, int index, s32 
 /// leader if it may signal.
 template <class Role>
 PK_DEVICE bool stores_complete(Role& role) {
+    if constexpr (Role::threads == 32) store_commit();  // those of a stage that is still held, too
+    if (role.lanes_store) store_wait<0>();  // each for its own copies, before the barrier
     if constexpr (Role::threads > 32) role.dead = !role.all(!role.dead);
     else role.sync();
     const bool signals = role.issues() && !role.launch.dead;

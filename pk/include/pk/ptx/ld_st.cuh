@@ -80,6 +80,13 @@ PK_DEVICE u32 atomic_add_gpu(u32* p, u32 x) {
     return found;
 }
 
+/// Adds, system scope, no order; the value found.
+PK_DEVICE s32 atomic_add_sys(s32* p, s32 x) {
+    s32 found;
+    asm volatile("atom.relaxed.sys.global.add.s32 %0, [%1], %2;" : "=r"(found) : "l"(p), "r"(x) : "memory");
+    return found;
+}
+
 /// Adds with acquire and release, this GPU's scope; the value found.
 PK_DEVICE u32 atomic_add_acq_rel_gpu(u32* p, u32 x) {
     u32 found;

@@ -65,6 +65,15 @@ PK_DEVICE void pin(register_tile<T, R, C>& tile) {
         }
 }
 
+/// All elements of an accumulator take one value.  The fence here keeps ptxas from inserting one of its own where warps may
+/// have diverged (in a wait behind the loop that multiplies), which would serialise every mma (C7519).
+template <int R, int C>
+PK_DEVICE void fill(accumulator<R, C>& acc, float value) {
+    fill(static_cast<register_tile<float, R, C>&>(acc), value);
+    acc.empty = false;
+    wgmma_fence();
+}
+
 /// Whether the tensor core multiplies elements of types T and U.
 template <class T, class U>
 inline constexpr bool multiplies = sizeof(T) == 1 ? sizeof(U) == 1 : is_same<T, U>;
@@ -121,6 +130,12 @@ PK_DEVICE void mma(accumulator<R, C>& acc, register_tile<T, R, K>& a, const B& b
     acc.empty = false;
 }
 
+/// The same with an a that has no name.
+template <int R, int C, int K, class T, class B>
+PK_DEVICE void mma(accumulator<R, C>& acc, register_tile<T, R, K>&& a, const B& b, int warpgroup) {
+    mma(acc, a, b, warpgroup);
+}
+
 /// acc = a @ b: the mma that follows overwrites what the accumulator holds.
 template <int R, int C, class A, class B>
 PK_DEVICE void mma_over(accumulator<R, C>& acc, A&& a, const B& b, int warpgroup) {
@@ -135,7 +150,7 @@ PK_DEVICE void mma_finish(accumulator<R, C>& acc) {
     wgmma_wait<0>();
     pin(acc);
     if (acc.empty) {
-        fill(acc, 0.0f);
+        fill(static_cast<register_tile<float, R, C>&>(acc), 0.0f);
         pin(acc);  // keeps this a branch, rather than a select for every element
     }
     acc.empty = false;

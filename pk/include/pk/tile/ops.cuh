@@ -85,10 +85,10 @@ template <int R>
 PK_DEVICE int first_row(int warpgroup) { return warpgroup * R + threadIdx.x / 32 % 4 * 16; }
 
 /// Registers to shared tile, rounded to its element type.
-template <class T, class U, int RS, int R, int C>
-PK_DEVICE void store(shared_tile<T, RS, C>& to, const register_tile<U, R, C>& from, int warpgroup) {
+template <class T, class U, int RS, int R, int C, bool ROWS>
+PK_DEVICE void store(shared_tile<T, RS, C, ROWS>& to, const register_tile<U, R, C>& from, int warpgroup) {
     static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
-    using Tile = shared_tile<T, RS, C>;
+    using Tile = shared_tile<T, RS, C, ROWS>;
     const int lane = lane_index();
     if constexpr (sizeof(T) == 2) {
         const fragment_address<Tile> place(to, first_row<R>(warpgroup) + lane % 16, lane / 16, 0);
@@ -119,6 +119,12 @@ PK_DEVICE void store(shared_tile<T, RS, C>& to, const register_tile<U, R, C>& fr
     }
 }
 
+/// As above, of a whole accumulator.
+template <class T, int RS, int R, int C, bool ROWS>
+PK_DEVICE void store(shared_tile<T, RS, C, ROWS>& to, const accumulator<R, C>& from, int warpgroup) {
+    store(to, static_cast<const register_tile<float, R, C>&>(from), warpgroup);
+}
+
 /// Registers to the transposed view of a shared tile: element (r, c) goes to row c, column r.
 template <class T, class U, int RS, int R, int C>
 PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const register_tile<U, R, C>& from, int warpgroup) {
@@ -145,10 +151,10 @@ PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const register_t
 }
 
 /// Rows of this warpgroup of a shared tile, to registers; 16-bit elements widen to float.
-template <int R, class T, int RS, int C>
-PK_DEVICE auto load(const shared_tile<T, RS, C>& from, int warpgroup) {
+template <int R, class T, int RS, int C, bool ROWS>
+PK_DEVICE auto load(const shared_tile<T, RS, C, ROWS>& from, int warpgroup) {
     static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
-    using Tile = shared_tile<T, RS, C>;
+    using Tile = shared_tile<T, RS, C, ROWS>;
     const int lane = lane_index();
     register_tile<T, R, C> tile;
     if constexpr (sizeof(T) == 2) {

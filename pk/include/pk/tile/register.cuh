@@ -2,7 +2,7 @@
 /// Tiles in registers, spread over a warpgroup like the accumulators of the tensor core (`ptx/wgmma.cuh`), and the
 /// arithmetic on them.  Every index is a compile-time constant after unrolling, so that elements stay in registers.
 
-#include "pk/ptx/misc.cuh"
+#include "pk/tile/element.cuh"
 
 namespace pk {
 
@@ -13,6 +13,10 @@ template <class T> struct register_word<true, T> { using type = u32; };
 ///
 /// Slab s holds rows 64 s .. 64 s + 63.  Of every 8 columns a thread has four elements; 32-bit types keep one a
 /// word, 16-bit types pack the two of a row into one word.
+///
+/// As every register tile it is a rectangle of slots in each thread: `tile(ri, ci)` is the element in row slot `ri` and
+/// column slot `ci`, `row` and `col` say where in the whole tile that is.  A tile of one row or one column has the slots
+/// of the tiles that it meets, all of them the same along the other axis.
 template <class T, int R, int C>
 struct register_tile {
     using element = T;
@@ -22,12 +26,97 @@ struct register_tile {
     static constexpr int cols = C;
     static constexpr int slabs = R / 64;
     static constexpr int words = packed ? C / 4 : C / 2;  // of a slab, a thread
+    static constexpr int row_slots = 2 * slabs;
+    static constexpr int col_slots = C / 4;
+    static constexpr int vector = 2;  // column slots that are neighbours in the tile
     static_assert(R % 64 == 0, "a register tile has a multiple of 64 rows a warpgroup");
     static_assert(C % 8 == 0, "a register tile has a multiple of 8 columns");
-    static_assert(sizeof(T) == 4 || packed, "register tiles are 32-bit or 16-bit");
 
     word data[slabs][words];
+
+    /// The element of a slot; of a 16-bit tile its value, which cannot be assigned to.
+    PK_DEVICE decltype(auto) operator()(int ri, int ci) {
+        if constexpr (packed) return half(data[ri / 2][ci / 2 * 2 + ri % 2], ci % 2);
+        else return (data[ri / 2][ci / 2 * 4 + ri % 2 * 2 + ci % 2]);
+    }
+    PK_DEVICE decltype(auto) operator()(int ri, int ci) const {
+        if constexpr (packed) return half(data[ri / 2][ci / 2 * 2 + ri % 2], ci % 2);
+        else return (data[ri / 2][ci / 2 * 4 + ri % 2 * 2 + ci % 2]);
+    }
+    static PK_DEVICE float half(u32 word, int high) { return high ? unpack<T, 1>(word) : unpack<T, 0>(word); }
+
+    /// Row and column, in the whole tile, of a slot.
+    template <class Role> static PK_DEVICE int row(const Role& role, int ri) {
+        return role.warpgroup() * R + threadIdx.x / 32 % 4 * 16 + lane_index() / 4 + ri / 2 * 64 + ri % 2 * 8;
+    }
+    template <class Role> static PK_DEVICE int col(const Role&, int ci) {
+        return ci / 2 * 8 + lane_index() % 4 * 2 + ci % 2;
+    }
+    /// Rows of the whole tile.
+    template <class Role> static constexpr PK_DEVICE int rows_of_role(const Role&) { return R * (Role::threads / 128); }
+    /// Whether a slot holds an element (others are padding), and whether this thread is the one that writes its elements.
+    template <class Role> static PK_DEVICE bool holds(const Role&, int, int) { return true; }
+    template <class Role> static PK_DEVICE bool writes(const Role&) { return true; }
 };
+
+/// A vector over rows, equal in the four threads that share a row.
+template <class T, int R>
+struct register_tile<T, R, 1> {
+    using element = T;
+    static constexpr int rows = R, cols = 1, row_slots = R / 32, col_slots = 1, vector = 1;
+    using whole = register_tile<T, R, 8>;
+
+    T data[row_slots];
+
+    PK_DEVICE decltype(auto) operator()(int ri, int) { return element_of(data[ri]); }
+    PK_DEVICE decltype(auto) operator()(int ri, int) const { return element_of(data[ri]); }
+    template <class Role> static constexpr PK_DEVICE int rows_of_role(const Role&) { return R * (Role::threads / 128); }
+    template <class Role> static PK_DEVICE int row(const Role& role, int ri) { return whole::row(role, ri); }
+    template <class Role> static PK_DEVICE int col(const Role&, int) { return 0; }
+    template <class Role> static PK_DEVICE bool holds(const Role&, int, int) { return true; }
+    template <class Role> static PK_DEVICE bool writes(const Role&) { return lane_index() % 4 == 0; }
+};
+
+/// A vector over columns, equal in all warps.
+template <class T, int C>
+struct register_tile<T, 1, C> {
+    using element = T;
+    static constexpr int rows = 1, cols = C, row_slots = 1, col_slots = C / 4, vector = 2;
+    static_assert(C % 8 == 0, "a register tile has a multiple of 8 columns");
+    using whole = register_tile<T, 64, C>;
+
+    T data[col_slots];
+
+    PK_DEVICE decltype(auto) operator()(int, int ci) { return element_of(data[ci]); }
+    PK_DEVICE decltype(auto) operator()(int, int ci) const { return element_of(data[ci]); }
+    template <class Role> static constexpr PK_DEVICE int rows_of_role(const Role&) { return 1; }
+    template <class Role> static PK_DEVICE int row(const Role&, int) { return 0; }
+    template <class Role> static PK_DEVICE int col(const Role& role, int ci) { return whole::col(role, ci); }
+    template <class Role> static PK_DEVICE bool holds(const Role&, int, int) { return true; }
+    template <class Role> static PK_DEVICE bool writes(const Role& role) { return role.first_warp() && lane_index() < 4; }
+};
+
+/// One element, equal in all threads.
+template <class T>
+struct register_tile<T, 1, 1> {
+    using element = T;
+    static constexpr int rows = 1, cols = 1, row_slots = 1, col_slots = 1, vector = 1;
+
+    T data[1];
+
+    PK_DEVICE decltype(auto) operator()(int, int) { return element_of(data[0]); }
+    PK_DEVICE decltype(auto) operator()(int, int) const { return element_of(data[0]); }
+    template <class Role> static constexpr PK_DEVICE int rows_of_role(const Role&) { return 1; }
+    template <class Role> static PK_DEVICE int row(const Role&, int) { return 0; }
+    template <class Role> static PK_DEVICE int col(const Role&, int) { return 0; }
+    template <class Role> static PK_DEVICE bool holds(const Role&, int, int) { return true; }
+    template <class Role> static PK_DEVICE bool writes(const Role& role) { return role.first_warp() && lane_index() == 0; }
+};
+
+/// A statement for every slot of tiles of a type: `PK_EACH(type) x(ri, ci) = y(ri, ci) + z(ri, ci);`
+#define PK_EACH(...)                                                                                                \
+    _Pragma("unroll") for (int ri = 0; ri < __VA_ARGS__::row_slots; ++ri)                                            \
+        _Pragma("unroll") for (int ci = 0; ci < __VA_ARGS__::col_slots; ++ci)
 
 /// A float tile that `mma` adds to.  After `zero` it is `empty`: the first mma overwrites it, and nothing is cleared.
 /// Its elements may be read only after `finish_mma`.
@@ -42,14 +131,34 @@ struct accumulator : register_tile<float, R, C> {
     }
 };
 
-/// All elements take one value.
-template <class T, int R, int C>
-PK_DEVICE void fill(register_tile<T, R, C>& tile, T value) {
-    static_assert(sizeof(T) == 4, "cast a 32-bit tile instead");
-#pragma unroll
-    for (int s = 0; s < tile.slabs; ++s)
-#pragma unroll
-        for (int i = 0; i < tile.words; ++i) tile.data[s][i] = value;
+/// All elements of any register tile take one value.
+template <class Tile, class Value>
+PK_DEVICE void fill(Tile& tile, Value value) {
+    PK_EACH(Tile) tile(ri, ci) = static_cast<typename Tile::element>(value);
+}
+
+/// `x`, hidden from the compiler, which would otherwise compute what follows from it ahead of a loop and keep all the
+/// results in registers: comparisons with every row number, addresses of every row.
+PK_DEVICE int hidden(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+template <class T>
+PK_DEVICE T* hidden(T* x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
+/// Row numbers, or column numbers, of a vector.
+template <class Tile, class Role>
+PK_DEVICE void count_rows(Tile& tile, const Role& role) {
+    const int first = hidden(Tile::row(role, 0));
+    PK_EACH(Tile) tile(ri, ci) = first + (Tile::row(role, ri) - Tile::row(role, 0));
+}
+template <class Tile, class Role>
+PK_DEVICE void count_cols(Tile& tile, const Role& role) {
+    const int first = hidden(Tile::col(role, 0));
+    PK_EACH(Tile) tile(ri, ci) = first + (Tile::col(role, ci) - Tile::col(role, 0));
 }
 
 /// A tile of one value, as an operand: `filled<register_tile<float, 64, 64>>(1.0f)`.

@@ -2,7 +2,8 @@
 /// Tiles in shared memory, in the one layout that TMA, the tensor core and stmatrix agree on.
 ///
 /// A tile of R rows of C elements is stored as column panels of `panel_bytes` (the swizzle width), each R rows, rows
-/// contiguous; inside a panel the 16-byte chunks of a row are permuted in TMA's pattern of that width.
+/// contiguous; inside a panel the 16-byte chunks of a row are permuted in TMA's pattern of that width.  The patterns
+/// repeat every 8 rows: tiles of other heights (vectors) are plain, their panels as wide as a box may be.
 
 #include "pk/ptx/misc.cuh"
 
@@ -13,20 +14,33 @@ __host__ __device__ constexpr int swizzle_of(int row_bytes) {
     return row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : row_bytes % 32 == 0 ? 32 : 0;
 }
 
-template <class T, int R, int C>
+/// Bytes of a row of one plain panel: the whole row, or at most 256 elements of a tile that is never swizzled, panels
+/// beginning at multiples of 128 bytes.
+__host__ __device__ constexpr int plain_panel(int rows, int cols, int size) {
+    for (int n = 1; rows % 8 != 0 && n <= cols; ++n) {
+        const int width = cols / n;
+        if (cols % n == 0 && width <= 256 && width * size % 16 == 0 && (n == 1 || rows * width * size % 128 == 0))
+            return width * size;
+    }
+    return cols * size;
+}
+
+/// ROWS: copied row by row (`gather_async`, `scatter_async`) instead of by TMA.  Rows are then contiguous and 16 bytes
+/// apart, so that lanes that touch the same columns of neighbouring rows meet no bank twice.
+template <class T, int R, int C, bool ROWS = false>
 struct alignas(1024) shared_tile {
     using element = T;
     static constexpr int rows = R;
     static constexpr int cols = C;
     static constexpr int row_bytes = C * static_cast<int>(sizeof(T));
-    static constexpr int swizzle = swizzle_of(row_bytes);
-    static constexpr int panel_bytes = swizzle ? swizzle : row_bytes;          // of one row of a panel
+    static constexpr int swizzle = !ROWS && R % 8 == 0 ? swizzle_of(row_bytes) : 0;
+    static constexpr int panel_bytes = ROWS ? row_bytes + 16 : swizzle ? swizzle : plain_panel(R, C, sizeof(T));  // of one row of a panel
     static constexpr int panel_cols = panel_bytes / static_cast<int>(sizeof(T));
-    static constexpr int panels = row_bytes / panel_bytes;
+    static constexpr int panels = ROWS ? 1 : row_bytes / panel_bytes;
     static constexpr int box_rows = R / ceil_div(R, 256);                      // rows that one TMA box moves
-    static constexpr int bytes = R * row_bytes;
+    static constexpr int bytes = ROWS ? R * panel_bytes : R * row_bytes;
     static_assert(row_bytes % 16 == 0, "a row of a shared tile must be a multiple of 16 bytes");
-    static_assert(panel_cols <= 256, "an unswizzled row of more than 256 elements does not fit a TMA box");
+    static_assert(ROWS || panel_cols <= 256, "a panel of more than 256 elements does not fit a TMA box");
     static_assert(R % box_rows == 0 && (R <= 256 || box_rows % 8 == 0), "rows above 256 must split into equal boxes");
 
     u8 memory[bytes];
@@ -62,7 +76,7 @@ struct transposed_tile {
 };
 
 /// The transposed view of a shared tile.
-template <class T, int R, int C>
-PK_DEVICE transposed_tile<shared_tile<T, R, C>> transposed(const shared_tile<T, R, C>& tile) { return {tile}; }
+template <class T, int R, int C, bool ROWS>
+PK_DEVICE transposed_tile<shared_tile<T, R, C, ROWS>> transposed(const shared_tile<T, R, C, ROWS>& tile) { return {tile}; }
 
 }  // namespace pk

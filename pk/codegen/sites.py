@@ -1,0 +1,80 @@
+"""Places of a kernel that may wait, as the host names them; and what reaches another rank, which waits for it to begin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pk.artifact import Site
+from pk.codegen.facts import Facts
+from pk.ir import nodes as ir
+from pk.ir import split
+from pk.ir.rules import spelled
+
+if TYPE_CHECKING:
+    from pk.codegen.plan import ClassPlan
+
+LAUNCH_SITES = (
+    Site("launch", "entry", "every rank has begun", "", 0, ""),
+    Site("launch", "exit", "every rank has finished", "", 0, ""),
+)
+
+
+def site_names(sites: tuple[Site, ...]) -> list[str]:
+    """A C++ enumerator for each site, such as ``SITE_INPUTS_FILL``."""
+    names: list[str] = []
+    for s in sites:
+        subject = "" if s.role == "launch" or s.op == "assert" else f"{s.what}_"
+        name = base = re.sub(r"\W", "_", f"SITE_{subject}{s.op}".upper())
+        n = 1
+        while name in names:
+            n += 1
+            name = f"{base}_{n}"
+        names.append(name)
+    return names
+
+
+def site_of(role: str, op: str, what: str, span: ir.Span) -> Site:
+    return Site(role, op, what, span.file, span.line, span.text.strip().rstrip("\\"))
+
+
+def sites_of(classes: tuple[ClassPlan, ...]) -> tuple[Site, ...]:
+    """Every place that may wait, in the order of the emitted text, then the two of the launch itself."""
+    found: dict[Site, None] = {}
+    for c in classes:
+        for r in c.roles:
+            for s in split.statements(r.body):
+                for op, what in waits_of(s, r.facts):
+                    found[site_of(r.name, op, what, s.span)] = None
+    return (*found, *LAUNCH_SITES)
+
+
+def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
+    """(op, what) of each wait that a statement itself may do; a remote access waits for the ranks to have begun."""
+    if isinstance(s, ir.Stage):
+        yield s.mode, s.pipeline
+    elif isinstance(s, ir.Assert):
+        yield "assert", s.text
+    elif isinstance(s, ir.Do):
+        first = s.operands[0] if s.operands else None
+        if isinstance(first, ir.Signal):
+            yield s.op, first.signals
+        elif touched := remote_windows(s, facts):
+            yield spelled(s.op), touched[0].tensor
+    elif touched := remote_windows(s, facts):
+        yield "load", touched[0].tensor
+
+
+def remote_access(s: ir.Statement, facts: Facts) -> bool:
+    """Whether a statement itself (not the blocks inside it) touches another rank's memory or counters."""
+    if isinstance(s, ir.Do) and s.op in ("signal_all", "barrier"):
+        return True
+    if isinstance(s, ir.Do) and s.op in ("signal", "signal_each") and not facts.is_own_rank(s.operands[1]):
+        return True
+    return bool(remote_windows(s, facts))
+
+
+def remote_windows(s: ir.Statement, facts: Facts) -> list[ir.Memory]:
+    """Other ranks' memory that a statement itself touches."""
+    return [o for o in split.walk(split.expressions(s)) if isinstance(o, ir.Memory) and facts.is_remote(o)]
