@@ -47,6 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "cuda": {"runtime", "tools"},
     "filelock": {"runtime"},
     "platformdirs": {"runtime"},
+    "threadpoolctl": {"sim"},
 }
 
 INSTALLATION = ("Makefile", "check", ".ci/run", "constraints.txt", "pyproject.toml", "setup.py", "scripts/install.sh")
