@@ -26,8 +26,8 @@ def extensions() -> list[Any]:
         return []
     native = Pybind11Extension(
         "pk._C",
-        ["csrc/module.cpp", "csrc/launch.cpp", "csrc/watch.cpp"],
-        depends=["csrc/launch.hpp", "csrc/watch.hpp"],
+        ["csrc/module.cpp", "csrc/launch.cpp", "csrc/submit.cpp", "csrc/warm.cpp", "csrc/watch.cpp"],
+        depends=["csrc/dlpack.hpp", "csrc/launch.hpp", "csrc/submit.hpp", "csrc/warm.hpp", "csrc/watch.hpp"],
         cxx_std=17,
         extra_compile_args=["-O2", "-Wall", "-Wextra"],
         extra_link_args=["-pthread"],

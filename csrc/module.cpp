@@ -1,8 +1,10 @@
-// pk._C: what Python is too late for.  Integers and buffers cross this border, nothing of torch or CUDA.
+// pk._C: what Python is too late for.  Nothing of torch or CUDA is compiled in: addresses of functions come from Python.
 
 #include <pybind11/pybind11.h>
 
 #include "launch.hpp"
+#include "submit.hpp"
+#include "warm.hpp"
 #include "watch.hpp"
 
 namespace py = pybind11;
@@ -23,7 +25,9 @@ PYBIND11_MODULE(_C, m) {
         .def_property_readonly("running", &pk::Watch::running)
         .def_property_readonly("reported", &pk::Watch::reported, "How many records have been reported so far.");
 
-    m.add_object("launch", PyCFunction_New(&pk::launch_method, nullptr));
+    m.add_object("launcher", PyCFunction_New(&pk::launcher_method, nullptr));
+    m.add_object("Submit", py::reinterpret_steal<py::object>(pk::make_submit_type()));
+    m.add_object("finder", PyCFunction_New(&pk::finder_method, nullptr));
 
     // Before the interpreter takes modules apart, and before the runtime frees the pages it registered earlier.
     py::module_::import("atexit").attr("register")(py::cpp_function(&pk::stop_all, release()));

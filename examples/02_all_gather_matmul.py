@@ -1,8 +1,8 @@
 """All-gather + GEMM in one kernel: every rank multiplies the rows of all ranks by its own columns of b.
 
-Every rank holds a slice of the rows, x (M / world, K), and its columns b (K, N).  A few SMs, the communicator, push this
-rank's rows to the peers in the order in which they need them, while the others compute: own rows first, read where
-they are, then the first row block of every peer, the second, and so on, each as soon as a signal says that it is there.
+Every rank holds a slice of the rows, x (M / world, K), and its columns b (K, N).  A few SMs, the communicator, push
+this rank's rows to the peers in the order in which they need them, while the others compute: own rows first, read where
+they are, then the first row block of every peer, the second, and so on, each as soon as a signal says it is there.
 
     python examples/02_all_gather_matmul.py                      4 ranks: on GPUs if there are any, else simulated
     python examples/02_all_gather_matmul.py --ranks 8 --m 1000 --n 264 --k 328

@@ -4,11 +4,11 @@ Every rank holds a slice of the contraction: a (M, K / world) and b (K / world, 
 m % world.
 
 ``matmul_all_reduce``: every rank computes its partial sums in its own c; as soon as all ranks have made a tile, SMs of
-its owner read it from every rank, add in float32 in rank order, and write the sum to every rank.  The result is the same
-bits in every run.
+its owner read it from every rank, add in float32 in rank order, and write the sum to every rank.  The result has the
+same bits in every run.
 
-``matmul_all_reduce_push``: tiles are added into the owner's c while the next ones are computed (TMA does the adding), and
-SMs of the owner send a finished tile to the others.  Fewer SMs for communication; the order of the sum varies.
+``matmul_all_reduce_push``: tiles are added into the owner's c while the next ones are computed (TMA does the adding),
+and SMs of the owner send a finished tile to the others.  Fewer SMs for communication; the order of the sum varies.
 
     python examples/03_matmul_all_reduce.py                      4 ranks: on GPUs if there are any, else simulated
     python examples/03_matmul_all_reduce.py --ranks 3 --m 200 --n 264 --k 312

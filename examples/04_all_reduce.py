@@ -49,7 +49,7 @@ def push(x: pk.Global, out: pk.Global, B: pk.constexpr = 2048):  # (1, n) both, 
 def ring(
     x: pk.Global,  # (world, rows, cols): a chunk for each rank
     out: pk.Global,  # the same; ordinary memory
-    BM: pk.constexpr = 64, BN: pk.constexpr = 256,
+    BM: pk.constexpr = 64, BN: pk.constexpr = 128,
 ):  # fmt: skip
     inputs, output = pk.pipeline(2, x=pk.shared((BM, BN), x.dtype)), pk.pipeline(2, y=pk.shared((BM, BN), x.dtype))
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)

@@ -1,8 +1,8 @@
 """All-gather, reduce-scatter and all-to-all along any dimension of a tensor, without one reshaping copy.
 
-A kernel's tensors may be views, permuted and strided.  A contiguous tensor that is gathered, scattered or exchanged along
-some dimension *is* a (world, P, C) or (world, P, R, C) view of itself, whose first dimension counts ranks; so three
-kernels of a few lines cover every dimension, and tiles are cut off at the ends of each rank's part by themselves.
+A kernel's tensors may be views, permuted and strided.  A contiguous tensor that is gathered, scattered or exchanged
+along some dimension *is* a (world, P, C) or (world, P, R, C) view of itself, whose first dimension counts ranks; so
+three kernels of a few lines cover every dimension, and tiles are cut off at the ends of each rank's part by themselves.
 
     python examples/05_all_to_all.py                             4 ranks: on GPUs if there are any, else simulated
     python examples/05_all_to_all.py --ranks 3 --dtype float32
@@ -20,8 +20,9 @@ import pk
 
 
 @pk.kernel
-def gather_kernel(x: pk.Global, out: pk.Parallel, BM: pk.constexpr = 128, BN: pk.constexpr = 128):  # (P, C) -> (W, P, C)
-    stages = pk.pipeline(6, x=pk.shared((BM, BN), x.dtype))
+def gather_kernel(x: pk.Global, out: pk.Parallel, BM: pk.constexpr = 128, BN: pk.constexpr = 128):
+    # (P, C) -> (world, P, C) on every rank
+    stages = pk.pipeline(12 // x.dtype.itemsize, x=pk.shared((BM, BN), x.dtype))
     for p, c in pk.tasks(pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)):
         with pk.loader():
             with stages.fill() as s:
@@ -32,14 +33,16 @@ def gather_kernel(x: pk.Global, out: pk.Parallel, BM: pk.constexpr = 128, BN: pk
 
 
 @pk.kernel
-def scatter_kernel(x: pk.Parallel, out: pk.Global, BM: pk.constexpr = 16, BN: pk.constexpr = 512):  # (W, P, C) -> (P, C)
+def scatter_kernel(x: pk.Parallel, out: pk.Global, BM: pk.constexpr = 16, BN: pk.constexpr = 512):
+    # (world, P, C) -> (P, C)
     for p, c in pk.tasks(pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)):
         pk.reduce(out, (p, c), x, (pk.rank(), p, c), shape=(BM, BN))
 
 
 @pk.kernel
-def exchange_kernel(x: pk.Global, out: pk.Parallel, BM: pk.constexpr = 128, BN: pk.constexpr = 128):  # (W, P, R, C) both
-    stages = pk.pipeline(6, x=pk.shared((BM, BN), x.dtype))
+def exchange_kernel(x: pk.Global, out: pk.Parallel, BM: pk.constexpr = 128, BN: pk.constexpr = 128):
+    # (world, P, R, C) both
+    stages = pk.pipeline(12 // x.dtype.itemsize, x=pk.shared((BM, BN), x.dtype))
     for dst, p, r, c in pk.tasks(pk.ranks_from(pk.rank() + 1), x.depth, pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)):
         with pk.loader():
             with stages.fill() as s:
@@ -126,7 +129,8 @@ def main() -> None:
     ranks = pk.spawn(run, world, args=(world, shape, dtype))
     seconds = time.perf_counter() - start
     for name, want in reference(world, shape, dtype).items():
-        worst = max(float((g[name].double() - w.double()).norm() / w.double().norm()) for g, w in zip(ranks, want, strict=True))
+        pairs = [(got[name].double(), w.double()) for got, w in zip(ranks, want, strict=True)]
+        worst = max(float((got - w).norm() / w.norm()) for got, w in pairs)
         print(f"  {name:<24} {'exact' if worst == 0 else f'relative error {worst:.1e}'}")
         if not worst <= (0 if "reduce" not in name else 1e-2):
             raise SystemExit(f"wrong: {name}")

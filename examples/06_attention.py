@@ -26,11 +26,11 @@ def attention(
     lse: pk.Global,  # (batch, heads, queries, 1) float32: log2 of the sum of 2 ** (q k.T * scale)
     scale: float,  # log2(e) / sqrt(D)
     CAUSAL: pk.constexpr = True, D: pk.constexpr = 128, KV: pk.constexpr = 128,
-    BQ: pk.constexpr = 128, WG: pk.constexpr = 2,
+    BQ: pk.constexpr = 128, WG: pk.constexpr = 2, STAGGER: pk.constexpr = True, DYNAMIC: pk.constexpr = True,
 ):  # fmt: skip
     qs, ks, vs, output = attention_pipes(q, k, v, o, BQ, KV, D)
     tiles = pk.cdiv(q.rows, BQ)
-    for b, h, t in pk.tasks(q.batch, q.depth, tiles, group=1):
+    for b, h, t in pk.tasks(q.batch, q.depth, tiles, group=1, dynamic=DYNAMIC):
         i, g = tiles - 1 - t, h // (q.depth // k.depth)  # the longest rows first; the head of k and v
         pos = i * BQ + k.rows - q.rows if CAUSAL else k.rows  # the last key that the tile's first row sees
         n = pk.max(pk.cdiv(pk.min(pos + BQ, k.rows), KV), 0)
@@ -38,20 +38,22 @@ def attention(
             with qs.fill() as s:
                 pk.load_async(s.q, q, (b, h, i, 0))
             feed_kv(ks, vs, k, v, (b, g), n)
-        with pk.consumer(warpgroups=WG):
-            m, l, acc = fresh(BQ, D)  # noqa: E741
+        with pk.consumer(warpgroups=WG, stagger=STAGGER):
+            m, z, acc = fresh(BQ, D)
             with qs.drain() as s:
                 for j in pk.range(n):
-                    m, l, acc = attend(s.q, ks, vs, m, l, acc, pos, j * KV, k.rows, scale, KV)  # noqa: E741
-            pk.store(lse, m * scale + pk.log2(l), (b, h, i, 0))
+                    m, z, acc = attend(s.q, ks, vs, m, z, acc, pos, j * KV, k.rows, scale, KV)
+            pk.store(lse, m * scale + pk.log2(z), (b, h, i, 0))
             with output.fill() as s:
-                pk.store(s.o, acc * (1.0 / pk.max(l, 1e-30)))  # a row that sees no key is 0
+                pk.store(s.o, acc * (1.0 / pk.max(z, 1e-30)))  # a row that sees no key is 0
         with pk.storer():
             with output.drain() as s:
                 pk.store_async(o, s.o, (b, h, i, 0))
 
 
-def operands(batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def operands(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
     """q, k and v on the CPU, the same on every call."""
     gen = torch.Generator().manual_seed(0)
     shapes = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
@@ -68,7 +70,9 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -
     return (torch.softmax(scores, -1).nan_to_num(0.0) @ v), scores.logsumexp(-1, keepdim=True) / math.log(2)
 
 
-def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, **tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, **tiles: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention on this rank's device; output and base-2 log-sum-exp, on the CPU."""
     q, k, v = (t.to(pk.device()) for t in (q, k, v))
     o, lse = torch.empty_like(q), torch.empty(*q.shape[:3], 1, device=q.device)
@@ -92,7 +96,7 @@ def main() -> None:
 
     print(f"attention, q {tuple(q.shape)}, k {tuple(k.shape)}, {args.dtype}, causal {causal}, {pk.describe_backend(1)}")
     start = time.perf_counter()
-    ((o, lse),) = pk.spawn(run_rank, 1, args=(q, k, v, causal))
+    ((o, lse),) = pk.spawn(run_rank, 1, args=(q, k, v, causal, {}))
     seconds = time.perf_counter() - start
     want, want_lse = reference(q, k, v, causal)
     error = float((o.double() - want).norm() / want.norm())
@@ -102,14 +106,16 @@ def main() -> None:
     if not (error <= 1e-2 and worst <= 1e-2):
         raise SystemExit(f"wrong: relative error {error:.2e}, log-sum-exp off by {worst:.2e}")
 
-    print("\nThe same function as a cubin for sm_90a, compiled just now:")
+    print("\nThe same function as a cubin for sm_90a:")
     spec = {name: pk.spec(dtype, 4) for name in ("q", "k", "v", "o")} | {"lse": pk.spec(torch.float32, 4)}
     print(attention.resources(**spec, CAUSAL=causal, D=args.dim))
 
 
-def run_rank(rank: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def run_rank(
+    rank: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, tiles: dict[str, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``run`` as ``pk.spawn`` calls it."""
-    return run(q, k, v, causal)
+    return run(q, k, v, causal, **tiles)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ring attention in one launch: every rank holds a slice of a long sequence, and keys and values travel around the ring.
+"""Ring attention in one launch: ranks hold slices of a long sequence, and keys and values travel around the ring.
 
 At step t a rank attends to the keys of rank (me - t) while its communicator blocks pass on the tiles that have landed.
 Two slots a head hold what travels; counters say what has arrived (`ready`) and what may be overwritten (`freed`).  The
@@ -33,6 +33,48 @@ def seen(query, key, i, C, BQ, KV, CAUSAL):
     return pk.cdiv(C, KV)
 
 
+@pk.function
+def held(step, head, heads, k, v, kbuf, vbuf):
+    """Where this rank has the keys and values of ring step ``step``: tensors and leading coordinate."""
+    return (k, v, head) if step == 0 else (kbuf[pk.rank()], vbuf[pk.rank()], (step % 2) * heads + head)
+
+
+@pk.function
+def pass_on(ring, ksrc, vsrc, here, kbuf, vbuf, there, ready, freed, step, head, half, j, arrivals, users):
+    """One tile of keys and values to the next rank, when it has landed here and its slot there is free."""
+    W, right = pk.world_size(), (pk.rank() + 1) % pk.world_size()
+    with pk.loader():
+        if step > 0:
+            pk.wait(ready, (step, head), arrivals)
+        with ring.fill() as s:
+            pk.load_async(s.k, ksrc, (here, half, j, 0))
+            pk.load_async(s.v, vsrc, (here, half, j, 0))
+    with pk.storer():
+        if step > 1:
+            pk.wait(freed, (step - 1, head), users)
+        with ring.drain() as s:
+            pk.store_async(kbuf[right], s.k, (there, half, j, 0))
+            pk.store_async(vbuf[right], s.v, (there, half, j, 0))
+        pk.signal(ready, (step + 1, head), right)
+        if 0 < step < W - 2:
+            pk.signal(freed, (step, head), (pk.rank() - 1) % W)
+
+
+@pk.function
+def restore(state, at, BQ, D):
+    """Softmax state of a query tile, from scratch."""
+    m, z, acc = state
+    me = pk.rank()
+    return pk.load(m[me], at, (BQ, 1)), pk.load(z[me], at, (BQ, 1)), pk.load(acc[me], at, (BQ, D))
+
+
+@pk.function
+def save(state, at, m, z, acc):
+    """Softmax state of a query tile, to scratch."""
+    for place, value in ((state[0], m), (state[1], z), (state[2], acc)):
+        pk.store(place[pk.rank()], value, at)
+
+
 @pk.kernel
 def ring_attention(
     q: pk.Global,  # (heads, 2, C, D)  this rank's two chunks
@@ -40,43 +82,28 @@ def ring_attention(
     v: pk.Global,  # (kv heads, 2, C, D)
     o: pk.Global,  # (heads, 2, C, D)
     scale: float,  # log2(e) / sqrt(D)
-    CAUSAL: pk.constexpr = False, D: pk.constexpr = 128, KV: pk.constexpr = 128,
-    BQ: pk.constexpr = 128, WG: pk.constexpr = 2, COMM: pk.constexpr = 8,
+    CAUSAL: pk.constexpr = False, D: pk.constexpr = 128, KV: pk.constexpr = 128, BQ: pk.constexpr = 128,
+    WG: pk.constexpr = 2, COMM: pk.constexpr = 8, STAGGER: pk.constexpr = True, DYNAMIC: pk.constexpr = True,
 ):  # fmt: skip
     qs, ks, vs, output = attention_pipes(q, k, v, o, BQ, KV, D)
     ring = pk.pipeline(3, k=pk.shared((KV, D), k.dtype), v=pk.shared((KV, D), v.dtype))
-    me, W, C, heads = pk.rank(), pk.world_size(), q.rows, k.batch
-    left, right, R = (me - 1) % W, (me + 1) % W, q.batch // k.batch
+    me, W, C, heads, R = pk.rank(), pk.world_size(), q.rows, k.batch, q.batch // k.batch
     tiles, kv_tiles = pk.cdiv(q.rows, BQ), pk.cdiv(k.rows, KV)
-    kbuf, vbuf = pk.scratch((2 * heads, 2, C, D), k.dtype), pk.scratch((2 * heads, 2, C, D), v.dtype)  # two slots a head
-    state_m, state_l = pk.scratch((q.batch, 2, C, 1), pk.float32), pk.scratch((q.batch, 2, C, 1), pk.float32)
-    state_acc = pk.scratch((q.batch, 2, C, D), pk.float32)
+    kbuf, vbuf = pk.scratch((2 * heads, 2, C, D), k.dtype), pk.scratch((2 * heads, 2, C, D), v.dtype)  # two slots
+    m_, z_ = pk.scratch((q.batch, 2, C, 1), pk.float32), pk.scratch((q.batch, 2, C, 1), pk.float32)
+    acc_ = pk.scratch((q.batch, 2, C, D), pk.float32)  # state of every query tile between steps
     ready, freed = pk.signals(W, heads), pk.signals(W, heads)  # tiles of that step that landed; users that are through
     done = pk.signals(q.batch, 2, tiles)  # steps that a query tile has absorbed
 
     with pk.communicator(sms=COMM):
         for step, g, half, j in pk.tasks(W - 1, heads, 2, kv_tiles, group=1):  # pass on what I hold at `step`
-            ksrc, vsrc, here = (k, v, g) if step == 0 else (kbuf[me], vbuf[me], (step % 2) * heads + g)
-            there = ((step + 1) % 2) * heads + g
-            with pk.loader():
-                if step > 0:
-                    pk.wait(ready, (step, g), 2 * kv_tiles)
-                with ring.fill() as s:
-                    pk.load_async(s.k, ksrc, (here, half, j, 0))
-                    pk.load_async(s.v, vsrc, (here, half, j, 0))
-            with pk.storer():
-                if step > 1:  # the slot's old chunk: all query tiles and all forwarding tiles of `right` are through
-                    pk.wait(freed, (step - 1, g), 2 * R * tiles + 2 * kv_tiles)
-                with ring.drain() as s:
-                    pk.store_async(kbuf[right], s.k, (there, half, j, 0))
-                    pk.store_async(vbuf[right], s.v, (there, half, j, 0))
-                pk.signal(ready, (step + 1, g), right)
-                if 0 < step < W - 2:
-                    pk.signal(freed, (step, g), left)
+            ksrc, vsrc, here = held(step, g, heads, k, v, kbuf, vbuf)
+            there, users = ((step + 1) % 2) * heads + g, 2 * R * tiles + 2 * kv_tiles
+            pass_on(ring, ksrc, vsrc, here, kbuf, vbuf, there, ready, freed, step, g, half, j, 2 * kv_tiles, users)
 
-    for step, h, half, i in pk.tasks(W, q.batch, 2, tiles, group=1):
+    for step, h, half, i in pk.tasks(W, q.batch, 2, tiles, group=1, dynamic=DYNAMIC):
         src, g, qc = (me - step) % W, h // R, chunk(me, half)
-        ksrc, vsrc, here = (k, v, g) if step == 0 else (kbuf[me], vbuf[me], (step % 2) * heads + g)
+        ksrc, vsrc, here = held(step, g, heads, k, v, kbuf, vbuf)
         first, second = seen(qc, chunk(src, 0), i, C, BQ, KV, CAUSAL), seen(qc, chunk(src, 1), i, C, BQ, KV, CAUSAL)
         active = first + second > 0 or step == W - 1
         pos = qc * C + i * BQ if CAUSAL else 2 * W * C
@@ -88,31 +115,25 @@ def ring_attention(
                     pk.wait(ready, (step, g), 2 * kv_tiles)
                 for part in pk.range(2):
                     feed_kv(ks, vs, ksrc, vsrc, (here, part), first if part == 0 else second)
-        with pk.consumer(warpgroups=WG):
-            m, l, acc = fresh(BQ, D)  # noqa: E741
+        with pk.consumer(warpgroups=WG, stagger=STAGGER):
+            m, z, acc = fresh(BQ, D)
             pk.wait(done, (h, half, i), step)
             if active:
                 if step > 0:
-                    m = pk.load(state_m[me], (h, half, i, 0), (BQ, 1))
-                    l = pk.load(state_l[me], (h, half, i, 0), (BQ, 1))  # noqa: E741
-                    acc = pk.load(state_acc[me], (h, half, i, 0), (BQ, D))
+                    m, z, acc = restore((m_, z_, acc_), (h, half, i, 0), BQ, D)
                 with qs.drain() as s:
                     for part in pk.range(2):
-                        begin = chunk(src, part) * C
+                        at = chunk(src, part) * C
                         for j in pk.range(first if part == 0 else second):
-                            m, l, acc = attend(  # noqa: E741
-                                s.q, ks, vs, m, l, acc, pos, begin + j * KV, begin + C, scale, KV
-                            )
+                            m, z, acc = attend(s.q, ks, vs, m, z, acc, pos, at + j * KV, at + C, scale, KV)
                 if step < W - 1:
-                    pk.store(state_m[me], m, (h, half, i, 0))
-                    pk.store(state_l[me], l, (h, half, i, 0))
-                    pk.store(state_acc[me], acc, (h, half, i, 0))
+                    save((m_, z_, acc_), (h, half, i, 0), m, z, acc)
             if step == W - 1:
                 with output.fill() as s:
-                    pk.store(s.o, acc * (1.0 / l))
+                    pk.store(s.o, acc * (1.0 / z))
             pk.signal(done, (h, half, i), me)
             if 0 < step < W - 2:
-                pk.signal(freed, (step, g), left)
+                pk.signal(freed, (step, g), (me - 1) % W)
         with pk.storer():
             if step == W - 1:
                 with output.drain() as s:
@@ -140,7 +161,9 @@ def mine(t: torch.Tensor, rank: int, world: int) -> torch.Tensor:
     return t[:, [rank, 2 * world - 1 - rank]].contiguous()
 
 
-def run(rank: int, world: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, causal: bool, tiles: dict[str, int]) -> torch.Tensor:
+def run(
+    rank: int, world: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, causal: bool, tiles: dict[str, int]
+) -> torch.Tensor:
     """What every rank does; returns its chunks of the output."""
     q, k, v = (mine(t, rank, world).to(pk.device()) for t in operands(world, *sizes, dtype))
     o = torch.empty_like(q)
@@ -178,7 +201,7 @@ def main() -> None:
     if not worst <= 1e-2:
         raise SystemExit(f"wrong: relative error {worst:.2e} > 1e-2")
 
-    print("\nThe same function as a cubin for sm_90a, compiled just now:")
+    print("\nThe same function as a cubin for sm_90a:")
     print(ring_attention.resources(**{n: pk.spec(dtype, 4) for n in ("q", "k", "v", "o")}, CAUSAL=causal, D=args.dim))
 
 

@@ -1,6 +1,6 @@
 """A mixture-of-experts layer: tokens to the ranks of their experts, two grouped GEMMs, results back.  Three launches.
 
-Every rank has its own tokens (as many as it likes) and El experts.  Nothing is counted on the host and nothing is padded:
+Every rank has its own tokens, as many as it likes, and El experts.  Nothing is counted on the host, nothing is padded:
 
 ``moe_dispatch_matmul``: one block of every rank exchanges counts and computes where each (rank, expert) segment goes;
 some SMs gather token rows and scatter them to the owners; each tile of the first GEMM waits for exactly its rows, so
@@ -30,8 +30,9 @@ def turn_of(e, W, El):
 
 @pk.function
 def plan(mine, table, counted, El, BM, E):
-    """Exchange counts: mine (1, E) -> first row of each expert at its owner (E, 1), rows of each expert (1, E), and what
-    takes a place in sending order to a row of the owner (E, 1)."""
+    """Exchange counts: mine (1, E) -> first row of each expert at its owner (E, 1), rows of each expert (1, E), and
+    what takes a place in sending order to a row of the owner (E, 1).
+    """
     me, W = pk.rank(), pk.world_size()
     pk.store(table, mine, (me, 0))  # on every rank
     pk.signal_all(counted, ())
@@ -60,7 +61,8 @@ def moe_dispatch_matmul(
     base_of: pk.Global, total_of: pk.Global,  # (E, 1), (1, E)  first row of each expert at its owner, rows of each
     slots: int,  # most entries that a rank has
     E: pk.constexpr, TOPK: pk.constexpr, BH: pk.constexpr = 512, ROWS: pk.constexpr = 32, COMM: pk.constexpr = 24,
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
 ):  # fmt: skip
     inputs, output = gemm_pipes(x, w, y, BM, BN, BK, P, STAGES)
     ring = pk.pipeline(3, x=pk.shared((ROWS, BH), x.dtype))
@@ -150,8 +152,9 @@ def moe_weighted_sum(
 
 @dataclass
 class Buffers:
-    """What the launches of one layer share.  ``slots``: most tokens of a rank times TOPK; ``rows``: most that one rank's
-    experts receive, each expert's rounded up to 128 (the kernel asserts it)."""
+    """What the launches of one layer share.  ``slots``: most tokens of a rank times TOPK; ``rows``: most that one
+    rank's experts receive, each expert's rounded up to 128 (the kernel asserts it).
+    """
 
     y: torch.Tensor
     back: torch.Tensor
@@ -173,8 +176,8 @@ class Buffers:
 def moe(x, ids, weight, w1, w2, buf, rank, world, **config):
     """out[t] = sum over k of weight[t, k] * silu(x[t] @ w1[e]) @ w2[e], e = ids[t, k].
 
-    x (T, H); ids (T, TOPK) int64, each of the El * world experts; weight (T, TOPK) float32; w1 (El, H, F), w2 (El, F, H):
-    experts rank * El ... of this rank.  Returns (T, H).
+    x (T, H); ids (T, TOPK) int64, each of the El * world experts; weight (T, TOPK) float32; w1 (El, H, F) and
+    w2 (El, F, H): experts rank * El ... of this rank.  Returns (T, H).
     """
     El, flat, slots = w1.shape[0], ids.flatten(), buf.back.shape[0]
     perm = (flat % El * world + (flat // El - rank - 1) % world).argsort(stable=True)  # turn_of
@@ -194,7 +197,8 @@ def moe(x, ids, weight, w1, w2, buf, rank, world, **config):
 @dataclass(frozen=True)
 class Problem:
     """``tokens``: of each rank.  ``skew``: 0 for an even choice of experts; 1: expert 0 gets a row of every token, the
-    last expert none."""
+    last expert none.
+    """
 
     tokens: tuple[int, ...]
     experts: int  # of all ranks

@@ -1,7 +1,8 @@
 """All-reduce + residual + RMSNorm in one kernel: what follows a tensor-parallel linear layer.
 
-Every rank holds a partial sum x (T, H).  The rows are dealt to the ranks in blocks; the owner of a block adds the ranks'
-rows and the residual in float32, in a fixed order, normalises them in registers and writes both results to every rank.
+Every rank holds a partial sum x (T, H).  The rows are dealt to the ranks in blocks; the owner of a block adds the
+ranks' rows and the residual in float32, in a fixed order, normalises them in registers and writes both results to every
+rank.
 
     python examples/09_all_reduce_rmsnorm.py                     4 ranks: on GPUs if there are any, else simulated
     python examples/09_all_reduce_rmsnorm.py --ranks 8 --tokens 24 --hidden 8192 --dtype float16
@@ -53,7 +54,7 @@ def all_reduce_rmsnorm(
                 pk.store_async(residual_out, s.r, (m, 0))
 
 
-def operands(rank: int, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def operands(rank: int, tokens: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Rank ``rank``'s partial sum (T, H), and what all ranks share: residual (T, H) and weight (1, H)."""
     own, common = torch.Generator().manual_seed(2000 + rank), torch.Generator().manual_seed(1999)
     x = torch.randn(tokens, hidden, generator=own).to(dtype)
@@ -94,9 +95,9 @@ def main() -> None:
     start = time.perf_counter()
     results = pk.spawn(run, world, args=(world, tokens, hidden, dtype))
     seconds = time.perf_counter() - start
-    worst = 0.0
+    wanted, worst = reference(world, tokens, hidden, dtype), 0.0
     for rank, got in enumerate(results):
-        errors = [float((g.double() - w).norm() / w.norm()) for g, w in zip(got, reference(world, tokens, hidden, dtype))]
+        errors = [float((g.double() - w).norm() / w.norm()) for g, w in zip(got, wanted, strict=True)]
         worst = max([worst, *errors])
         print(f"  rank {rank}: relative error of y {errors[0]:.2e}, of the sum {errors[1]:.2e}")
     same = all(torch.equal(got[0], results[0][0]) and torch.equal(got[1], results[0][1]) for got in results)

@@ -1,7 +1,44 @@
 """Types of the optional native module (``csrc/module.cpp``); ``pk.runtime.native`` is its only importer."""
 
-def launch(entry: int, config: int, function: int, params: int, /) -> int:
-    """``cuLaunchKernelEx`` at address ``entry``; its CUresult.  Releases the GIL.  See ``csrc/launch.cpp``."""
+from collections.abc import Callable
+from typing import Any
+
+def launcher(
+    entry: int, config: int, function: int, params: int, failed: Callable[[int], None], /
+) -> Callable[[int], None]:
+    """``cuLaunchKernelEx`` at address ``entry``, but for the stream; ``failed(status)`` if it fails.
+
+    See ``csrc/launch.hpp``.
+    """
+
+def finder(
+    tensor_types: tuple[type, ...],
+    base_type: type,
+    environment: dict[Any, Any],
+    variables: tuple[Any, ...],
+    names: tuple[str, ...],
+    scalars: dict[str, int],
+    defaults: tuple[Any, ...],
+    fallback: Callable[..., Any],
+    /,
+) -> Callable[..., Any] | None:
+    """The first half of a kernel's warm calls, or None where these tensors cannot be read; see ``csrc/warm.hpp``."""
+
+class Submit:
+    """The second half: a packed launch, called with the values of its scalars; see ``csrc/submit.hpp``."""
+
+    def __init__(
+        self,
+        context: Any,
+        state: int,
+        buffer: int,
+        scalars: tuple[tuple[str, int, int], ...],
+        stream_of: Callable[[int], int],
+        device: int,
+        launch: Callable[[int], None],
+        /,
+    ) -> None: ...
+    def __call__(self, values: tuple[int | float, ...], /) -> bool: ...
 
 class Watch:
     """Watches a page of 128-byte device records from a thread that needs no GIL; see ``csrc/watch.hpp``."""

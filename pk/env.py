@@ -163,10 +163,16 @@ def get(name: str) -> Any:
 
 def peek(variable: Variable[Any]) -> Callable[[], Any]:
     """A function that tells whether the variable changed: equal results, equal values.  For paths of microseconds."""
+    table, (name,) = raw(variable)
+    return functools.partial(os.environ.get if table is None else table.get, name)
+
+
+def raw(*variables: Variable[Any]) -> tuple[dict[Any, Any] | None, tuple[Any, ...]]:
+    """The dict under ``os.environ``, or None where Python has another, and the variables' keys in it."""
     table = getattr(os.environ, "_data", None)  # of CPython: a look-up costs a twentieth of one in os.environ
-    if isinstance(table, dict):
-        return functools.partial(table.get, os.environ.encodekey(variable.name))
-    return functools.partial(os.environ.get, variable.name)
+    if type(table) is not dict:
+        return None, tuple(v.name for v in variables)
+    return table, tuple(os.environ.encodekey(v.name) for v in variables)
 
 
 def multicast() -> tuple[bool, str]:

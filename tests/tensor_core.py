@@ -189,6 +189,7 @@ def gradients(
 # ------------------------------------------------------------------------------------------------ problems
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+Pair = tuple[torch.Tensor, torch.Tensor]  # what came out, and what should
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ FORMS = (
 """What the tests run: every operand form and dtype, few and many warpgroups, one panel and several."""
 
 
-def run_product(form: Form, m: int, n: int, k: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def run_product(form: Form, m: int, n: int, k: int, device: str = "cpu") -> Pair:
     """What ``product`` makes of a problem on this rank's device, and what it should."""
     a, b = form.operands(m, n, k)
     c = torch.full((m, n), float("nan"), device=device)
@@ -262,7 +263,7 @@ def run_product(form: Form, m: int, n: int, k: int, device: str = "cpu") -> tupl
     return c.cpu(), form.meaning(a, b)
 
 
-def run_private(form: str, dtype: torch.dtype, out: torch.dtype, device: str = "cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
+def run_private(form: str, dtype: torch.dtype, out: torch.dtype, device: str = "cpu") -> list[Pair]:
     """The outputs of ``private`` and what they should be."""
     m, n, k = 136, 88, 152
     gen = torch.Generator().manual_seed(1)
@@ -273,11 +274,12 @@ def run_private(form: str, dtype: torch.dtype, out: torch.dtype, device: str = "
     return [(c.cpu(), want), (d.cpu(), want.T)]
 
 
-def run_recurrence(dtype: torch.dtype, device: str = "cpu", **constants: int) -> tuple[torch.Tensor, torch.Tensor]:
+def run_recurrence(dtype: torch.dtype, device: str = "cpu", **constants: int) -> Pair:
     """The output of ``recurrence`` and what it should be."""
     m, n, depth, d, turns = 200, 64, 64, 64, 5
     gen = torch.Generator().manual_seed(2)
-    x, y, z = ((torch.randn(*shape, generator=gen) / 8).to(dtype) for shape in ((m, depth), (turns * n, depth), (turns * n, d)))
+    shapes = (m, depth), (turns * n, depth), (turns * n, d)
+    x, y, z = ((torch.randn(*shape, generator=gen) / 8).to(dtype) for shape in shapes)
     c = torch.empty(m, d, device=device)
     recurrence(x.to(device), y.to(device), z.to(device), c, **constants)
     want = torch.zeros(m, d, dtype=torch.float64)
@@ -287,7 +289,7 @@ def run_recurrence(dtype: torch.dtype, device: str = "cpu", **constants: int) ->
     return c.cpu(), want
 
 
-def run_gradients(dtype: torch.dtype, device: str = "cpu", **constants: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def run_gradients(dtype: torch.dtype, device: str = "cpu", **constants: int) -> list[Pair]:
     """The outputs of ``gradients`` and what they should be."""
     m, n, d = 192, 256, 128
     gen = torch.Generator().manual_seed(3)

@@ -86,7 +86,10 @@ def test_task_loops_of_extents_in_memory(seed: int) -> None:
 def test_an_assert_says_what_the_user_wrote() -> None:
     with pytest.raises(pk.PkError, match="a segment leaves x"):
         segments(
-            torch.zeros(60, 40).bfloat16(), torch.tensor([41]).int(), torch.tensor([20]).int(), torch.zeros(60, 40).bfloat16()
+            torch.zeros(60, 40).bfloat16(),
+            torch.tensor([41]).int(),
+            torch.tensor([20]).int(),
+            torch.zeros(60, 40).bfloat16(),
         )
 
 

@@ -41,7 +41,9 @@ def worst(example: Any, problem: Any, times: int = 1) -> float:
     found = pk.spawn(example.run, problem.world, "sim", (problem, times))
     wanted = [problem.reference(rank) for rank in range(problem.world)]
     return max(
-        float((got.double() - want).norm() / want.norm()) for got, want in zip(found, wanted, strict=True) if want.numel()
+        float((got.double() - want).norm() / want.norm())
+        for got, want in zip(found, wanted, strict=True)
+        if want.numel()
     )
 
 
@@ -107,7 +109,7 @@ def test_every_wait_is_needed(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_kernels_are_short() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    kernels = re.findall(r"@pk\.kernel\n(.*?)\n\n\n", text, re.S)
+    kernels = re.findall(r"@pk\.kernel\n(.*?)\n\n\n", text, re.DOTALL)
     assert len(kernels) == 3
     for body in kernels:
         assert len(body.splitlines()) < 60, body.splitlines()[0]

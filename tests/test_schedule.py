@@ -7,7 +7,10 @@ import torch
 
 import pk
 from pk import errors
+from pk.ops.kernels import matmul
+from tests.kernels import operands, relative_error
 from tests.schedule_kernels import copy_halves, doubling, ring_gather, two_communicators
+from tests.test_attention import example
 
 
 def block(rank: int, *shape: int) -> torch.Tensor:
@@ -69,5 +72,29 @@ def test_two_communicators(world: int, sms: int, dynamic: bool) -> None:
 
 def test_two_communicators_need_four_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PK_SIM_SMS", "3")
-    with pytest.raises(errors.ArgumentError, match="2 communicators, which need 2 SMs.*sms=3"):
+    with pytest.raises(errors.ArgumentError, match=r"2 communicators, which need 2 SMs.*sms=3"):
         _two(0, 1, 1, False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"PINGPONG": True}, {"CLUSTER": 2}, {"PINGPONG": True, "CLUSTER": 2}, {"PINGPONG": True, "BM": 64}],
+    ids=str,
+)
+def test_gemm_options(options: dict[str, object]) -> None:
+    a, b = operands(0, 392, 136, 264, torch.bfloat16)
+    plain, c = nan(392, 264), nan(392, 264)
+    matmul(a, b, plain, BN=128)
+    matmul(a, b, c, BN=128, **options)
+    assert torch.equal(c, plain)
+    assert relative_error(c, a.double() @ b.double()) <= 1e-2
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_ring_attention_options(world: int) -> None:
+    ring = example("07_ring_attention")
+    sizes, tiles = (2, 1, 72, 64), {"KV": 64, "COMM": 1}
+    plain = {**tiles, "STAGGER": False, "DYNAMIC": False}
+    want = pk.spawn(ring.run, world, "sim", (world, sizes, torch.bfloat16, True, plain))
+    got = pk.spawn(ring.run, world, "sim", (world, sizes, torch.bfloat16, True, tiles))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

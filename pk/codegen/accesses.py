@@ -21,7 +21,7 @@ class Accesses:
 
     loaded: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
-    before: set[str] = field(default_factory=set)  # stored in earlier turns of a loop, which overwrite nothing of this one
+    before: set[str] = field(default_factory=set)  # stored in earlier turns of a loop
 
     def copy(self) -> Accesses:
         """What is known here, for one of two branches."""

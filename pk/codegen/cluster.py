@@ -56,7 +56,8 @@ def box(tile: Tile, ndim: int) -> tuple[int, ...]:
 
 def outside_effect(s: ir.Statement) -> bool:
     """Whether ``s`` itself leaves something outside its block: a store or a signal, which a padding task must not."""
-    return isinstance(s, ir.Do) and any(isinstance(s.operands[i], ir.Memory | ir.Choose | ir.Signal) for i in TABLE[s.op].writes)
+    targets = [s.operands[i] for i in TABLE[s.op].writes] if isinstance(s, ir.Do) else []
+    return any(isinstance(o, ir.Memory | ir.Choose | ir.Signal) for o in targets)
 
 
 # ------------------------------------------------------------------------------------- what the coordinate reaches
@@ -66,9 +67,7 @@ def _varying(block: ir.Block) -> frozenset[str]:
     while True:
         before = len(found)
         for s, under in _walk(block, frozenset(found)):
-            if isinstance(s, ir.Assign) and (under or _depends(s.value, found)):
-                found.add(s.var.name)
-            elif isinstance(s, ir.For) and (under or _depends(s.start, found) or _depends(s.stop, found)):
+            if isinstance(s, ir.Assign | ir.For) and (under or any(_depends(e, found) for e in split.expressions(s))):
                 found.add(s.var.name)
         if len(found) == before:
             return frozenset(found)

@@ -23,7 +23,8 @@ def behind(kernel: ir.Kernel, kind: ir.RoleKind, body: ir.Block) -> int:
         return 0
     if any(isinstance(e, ir.Call) for s in inside for e in split.walk(split.expressions(s))):
         return 0
-    if any(isinstance(s, ir.Stage) and any(isinstance(t, ir.Do) and t.op not in BULK for t in split.statements(s.body)) for s in inside):
+    held = [t for s in inside if isinstance(s, ir.Stage) for t in split.statements(s.body)]
+    if any(isinstance(t, ir.Do) and t.op not in BULK for t in held):
         return 0  # a signal between the stores of one stage: their group is not committed yet
     return min(drained) - 1
 

@@ -43,4 +43,5 @@ class Direct:
         kind = "peer_view" if dict(self._plan.addressed)[name] else "tensor_view"
         extents = ", ".join(f"p.{self._params.member(f'{name}.{axis}')}" for axis in range(ndim))
         strides = ", ".join(f"p.{self._params.member(f'{name}.stride.{axis}')}" for axis in range(ndim))
-        return f"{kind}<{tensor.dtype.cuda}, {ndim}>{{p.{self._params.address(name)}, {{{{{extents}}}, {{{strides}}}}}}}"
+        address = self._params.address(name)
+        return f"{kind}<{tensor.dtype.cuda}, {ndim}>{{p.{address}, {{{{{extents}}}, {{{strides}}}}}}}"

@@ -69,21 +69,12 @@ class Expressions:
         if e.op == "/" and e.type.dtype.kind == "float":
             return f"{self._as_float(e.x, 9)} / {self._as_float(e.y, 10)}", 9
         if e.op in ("//", "%") and not self._facts.plain_division(e):
-            return self._by_shift(e) or self._function("floor_div" if e.op == "//" else "floor_mod", e.x, e.y)
+            return self._function("floor_div" if e.op == "//" else "floor_mod", e.x, e.y)
         if e.op == "+" and isinstance(e.y, ir.Const) and e.y.value == 0:
             return self._write(e.x)
         text, precedence = OPERATORS[e.op]
         # The right operand of an operator of the same rank keeps its parentheses: a - (b - c).
         return f"{self(e.x, precedence)} {text} {self(e.y, precedence + 1)}", precedence
-
-    def _by_shift(self, e: ir.Binary) -> tuple[str, int] | None:
-        """Floor division by a power of two: an arithmetic shift; its remainder: the low bits."""
-        d = e.y.value if isinstance(e.y, ir.Const) else 0
-        if not isinstance(d, int) or d < 2 or d & (d - 1):
-            return None
-        if e.op == "//":
-            return f"({self(e.x, OPERATORS['+'][1])} >> {d.bit_length() - 1})", ATOM
-        return f"({self(e.x, OPERATORS['+'][1])} & {d - 1})", ATOM
 
     def _function(self, name: str, *arguments: ir.Expr) -> tuple[str, int]:
         return f"{name}({', '.join(map(self, arguments))})", ATOM

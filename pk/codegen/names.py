@@ -14,17 +14,21 @@ KEYWORDS = frozenset(
 )
 # Words of the emitted text and of the device headers that it calls without a qualifier.
 RESERVED = frozenset(
-    """ci columns element_of elements exchanged expf fill greatest least gelu gelu_tanh linear_tile load_element log2f logf
-    multiply_add narrow_element power_of_two reduce_cols reduce_max reduce_min reduce_rows reduce_sum ri rsqrtf sigmoid silu
-    sqrtf store_element store_element_everywhere store_everywhere tanhf widen_element
-    all_reduce all_reduce_multicast barrier_multicast combine headers_multicast packet peer_view reduce reduce_multicast
-    signal_all_multicast signal_multicast tensor_view wait_multicast window abs accumulator alive at barrier bf16 blocks cast columns communicator communicator_blocks communicator_kernel
-    adds claims deferred mma_order signal_next signals_begin stagger team_turn tasks_before cluster_barrier cluster_rank config consumer context coordinate coordinate_in_groups ctx cursor device_assert e4m3 e5m2 enter f16 fill filled fill_nan floor_div
-    floor_mod ceil_div full launch launch_begin launch_close launch_open launch_role launch_state leave load
-    load_async loader main_kernel max max_ranks mbarrier memory min mma mma_finish p params pipeline pk prefetch
-    publish rank_from is_real register_tile registers_decrease registers_increase role s32 shared shared_map shared_tile
-    signal signal_all signal_array site store store_add_async store_async store_wait storer task task_claims task_slots team tensor_map
-    to transposed u16 u32 u64 u8 wait warp warp_index zero""".split()
+    """abs accumulator adds alive all_reduce all_reduce_multicast at barrier barrier_multicast bf16 blocks cast
+    ceil_div ci claims cluster_barrier cluster_rank columns combine communicator communicator_blocks
+    communicator_kernel config consumer context coordinate coordinate_in_groups ctx cursor deferred device_assert
+    e4m3 e5m2 element_of elements enter exchanged expf f16 fetch_add fill fill_nan filled filled_vector floor_div
+    floor_mod full gather_async gelu gelu_tanh greatest headers_multicast index_vector iota is_real launch
+    launch_begin launch_close launch_open launch_role launch_state least leave linear_tile load load_async
+    load_element load_elements loader log2f logf main_kernel max max_ranks mbarrier memory min mma mma_finish
+    mma_order multiply_add narrow_element p packet params peer_view pipeline pk power_of_two prefetch publish
+    rank_from reduce reduce_cols reduce_max reduce_min reduce_multicast reduce_rows reduce_sum register_tile
+    registers_decrease registers_increase ri role rsqrtf s32 scatter_async shared shared_map shared_tile sigmoid
+    signal signal_all signal_all_multicast signal_array signal_each signal_multicast signal_next signals_begin silu
+    site sqrtf stagger store store_add_async store_async store_element store_element_everywhere store_elements
+    store_everywhere store_wait storer tanhf task task_claims task_slots tasks_before team team_turn tensor_map
+    tensor_view to transposed u16 u32 u64 u8 wait wait_each wait_multicast warp warp_index where widen_element
+    window zero""".split()
 )
 
 

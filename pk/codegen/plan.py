@@ -305,7 +305,8 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
     facts = Facts.of(mine)
     remote = any(remote_access(s, facts) for s in split.statements(mine))
     shared = cluster.shared_loads(mine) if kind == "loader" else ()
-    consumer = next((s for s in split.statements(body) if isinstance(s, ir.Role) and s.kind == kind == "consumer"), None)
+    found = (s for s in split.statements(body) if isinstance(s, ir.Role) and s.kind == "consumer")
+    consumer = next(found, None) if kind == "consumer" else None
     teams, stagger = (consumer.teams, groups * consumer.stagger) if consumer else (1, 0)
     behind = deferred.behind(kernel, kind, mine)
     return RolePlan(kind, name, first, warps, mine, facts, remote, shared, teams, stagger, behind)
@@ -405,7 +406,8 @@ def windows(s: ir.Statement) -> Iterator[tuple[ir.Memory, bool]]:
     """Every window of a tensor that a statement itself touches, and whether it writes there."""
     for e in split.walk(split.expressions(s)):
         if isinstance(e, ir.Memory):
-            targets = [o for i in TABLE[s.op].writes for o in split.walk((s.operands[i],))] if isinstance(s, ir.Do) else []
+            written_to = [s.operands[i] for i in TABLE[s.op].writes] if isinstance(s, ir.Do) else []
+            targets = list(split.walk(written_to))
             written = any(o is e for o in targets)
             yield e, written
 

@@ -58,6 +58,7 @@ class Preamble:
             turns=self._turns(),
             stagger=self._role.stagger,
             defers=self.defers,
+            aliases=self._role.kind == "storer" and any(m.multicast for m in self._plan.maps),
         )
 
     def _turns(self) -> list[str]:

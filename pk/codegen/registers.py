@@ -20,8 +20,9 @@ from pk.ir.types import DType, Tile, boolean, float32, int32
 
 TERNARY = 1  # precedence of ``? :``
 FIRST = {
-    ("sum", "float"): "0.0f", ("max", "float"): float_literal(float("-inf")), ("min", "float"): float_literal(float("inf")),
-    ("sum", "int"): "0", ("max", "int"): "-2147483647 - 1", ("min", "int"): "2147483647",
+    ("sum", "float"): "0.0f", ("sum", "int"): "0",
+    ("max", "float"): float_literal(float("-inf")), ("max", "int"): "-2147483647 - 1",
+    ("min", "float"): float_literal(float("inf")), ("min", "int"): "2147483647",
 }  # fmt: skip
 """What a reduction begins with."""
 WORDS = {"sum": "total", "max": "most", "min": "fewest", "load": "loaded", "load_global": "loaded", "columns": "part",
@@ -61,9 +62,9 @@ class Registers:
     def assign(self, s: ir.Assign, declare: bool, over: bool = False) -> list[str]:
         """The lines of ``s``, an assignment to a register tile; ``over``: an mma into it surely comes next.
 
-        Otherwise an accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop over
-        k may run no time at all, and registers that are cleared on one path only make ptxas serialise the mma of some
-        kernels (C7518).
+        Otherwise an accumulator is cleared, though the first mma could overwrite it (the headers' ``zero``): a loop
+        over k may run no time at all, and registers that are cleared on one path only make ptxas serialise the mma of
+        some kernels (C7518).
         """
         name, e = self._names.local(s.var.name), s.value
         layout = self._layouts.of_name(s.var.name)
@@ -81,9 +82,12 @@ class Registers:
             return _declared(self.declared(s.var), name, lines[1:])
         return lines
 
-    def tile(self, e: ir.Operand, lines: list[str]) -> str:
-        """A tile that holds ``e``: its name, or an expression that makes it; ``lines`` make what that needs."""
-        layout = self._layouts.of(e)
+    def tile(self, e: ir.Operand, lines: list[str], like: str = "") -> str:
+        """A tile that holds ``e``: its name, or an expression that makes it; ``lines`` make what that needs.
+
+        ``like``: the tile whose layout it must have, where ``e`` may name none.
+        """
+        layout = self._layouts.of_name(like) if like else self._layouts.of(e)
         narrow = isinstance(e, ir.Call) and e.op == "cast" and isinstance(e.type, Tile) and e.type.dtype.bits < 32
         if isinstance(e, ir.Call) and (e.op == "columns" or narrow):
             assert isinstance(e.type, Tile)

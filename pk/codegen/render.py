@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jinja2
 
-from pk.codegen.lines import aligned
 from pk.codegen.grid import communicator_blocks
+from pk.codegen.lines import aligned
 from pk.codegen.names import shared_member
 
 TEMPLATES = Path(__file__).parent / "templates"

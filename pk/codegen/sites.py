@@ -1,4 +1,4 @@
-"""Places of a kernel that may wait, as the host names them; and what reaches another rank, which waits for it to begin."""
+"""Places of a kernel that may wait, as the host names them; and what reaches another rank, and so waits for it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def site_names(sites: tuple[Site, ...]) -> list[str]:
 
 
 def site_of(role: str, op: str, what: str, span: ir.Span) -> Site:
+    """The site of one wait."""
     return Site(role, op, what, span.file, span.line, span.text.strip().rstrip("\\"))
 
 

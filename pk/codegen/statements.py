@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pk.codegen import cluster, deferred, render, turns
+from pk.codegen import cluster, deferred, inflight, render, turns
 from pk.codegen.accesses import Accesses
 from pk.codegen.builtins import Builtins
 from pk.codegen.direct import Direct
@@ -36,6 +36,7 @@ class Path:
     entered: bool = False  # the role has seen every rank's entry word
     multiplying: list[str] = field(default_factory=list)  # accumulators that an mma may be writing
     factors: list[str] = field(default_factory=list)  # register tiles that an mma may be reading; "" has no name
+    uncommitted: bool = False  # an mma has been issued since the last commit
     owed: list[str] = field(default_factory=list)  # pipelines with a stage to release when its reader is done
     accesses: Accesses = field(default_factory=Accesses)  # of tensors, by threads
 
@@ -147,13 +148,13 @@ class Statements:
             self._say("meet")
 
     def _assign(self, s: ir.Assign, scope: set[str], rest: ir.Block) -> None:
-        if isinstance(s.var.type, Tile) and self._in_flight & {s.var.name, *_tiles_read(s.value)}:
+        if isinstance(s.var.type, Tile) and self._in_flight & {s.var.name, *inflight.tiles_read(s.value)}:
             self._settle()
         self._meet(s)
         self._lines.source(s.span)
         new = s.var.name not in scope
         if _is_grouped(s.var.type):
-            for line in self._registers.assign(s, new, over=overwritten(s.var.name, rest)):
+            for line in self._registers.assign(s, new, over=inflight.overwritten(s.var.name, rest)):
                 self._lines.add(line)
         else:
             changes = any(isinstance(t, ir.Assign) and t.var.name == s.var.name for t in split.statements(rest))
@@ -232,7 +233,7 @@ class Statements:
         entered, owed = self._path.entered, list(self._path.owed)
         self._path.accesses.enter_loop(body)
         self._block(body, scope)
-        if not _streams(body):
+        if not inflight.streams(body):
             self._settle()
         if any(map(self._may_block, split.statements(body))):
             self._flush()  # what the next turn, or what follows the loop, must not find owed
@@ -300,6 +301,8 @@ class Statements:
             return
         how = "mma" if self._path.multiplying else "store" if self._role.kind == "storer" else "now"
         self._say("drain_end", ring=ring, how=how, deferred=self._preamble.defers)
+        if how == "mma":
+            self._path.uncommitted = False
         if how != "now" and s.pipeline not in self._path.owed:
             self._path.owed.append(s.pipeline)
 
@@ -307,8 +310,10 @@ class Statements:
         """Wait for the tensor cores, then free the stage that they read last."""
         if self._path.multiplying:
             rings = [shared_member(p) for p in self._path.owed]
-            self._say("settle", rings=rings, accumulators=[self._names.local(a) for a in self._path.multiplying])
+            accumulators = [self._names.local(a) for a in self._path.multiplying]
+            self._say("settle", rings=rings, accumulators=accumulators, commit=self._path.uncommitted)
             self._path.multiplying, self._path.factors, self._path.owed = [], [], []
+            self._path.uncommitted = False
 
     @property
     def _in_flight(self) -> set[str]:
@@ -316,15 +321,15 @@ class Statements:
         return {*self._path.multiplying, *self._path.factors}
 
     def _may_go_on(self, s: ir.Statement) -> bool:
-        """Whether the tensor cores may go on during ``s``: it only multiplies, and blocks on no pipeline but the one whose
-        stage they still owe (another one's filler may need that stage first).
+        """Whether the tensor cores may go on during ``s``: it only multiplies, and blocks on no pipeline but the one
+        whose stage they still owe (another one's filler may need that stage first).
         """
-        if not _only_multiplies((s,)) or len(_pipelines((s,)).union(self._path.owed)) > 1:
+        if not inflight.only_multiplies((s,)) or len(inflight.pipelines((s,)).union(self._path.owed)) > 1:
             return False
         a = s.operands[1] if isinstance(s, ir.Do) else None
         if a is None or isinstance(a, ir.Shared | ir.Var):
             return True
-        return not self._path.factors and self._in_flight.isdisjoint(_tiles_read(a))
+        return not self._path.factors and self._in_flight.isdisjoint(inflight.tiles_read(a))
 
     def _flush(self) -> None:
         """Wait until the stores have read their stages, then free the last one."""
@@ -364,32 +369,36 @@ class Statements:
         elif s.op in STATEMENTS:
             operands = self._lanes.operands(s)
         else:
-            operands = [self._value(o) for o in s.operands]
+            acc = s.operands[0]
+            like = acc.name if s.op == "mma" and isinstance(acc, ir.Var) else ""
+            operands = [self._value(o, like) for o in s.operands]
         attrs = dict(s.attrs)
         if s.op == "store":
             kind = s.operands[1].type  # type: ignore[union-attr]
             attrs["type"] = self._registers.type(kind, self._registers.layout(s.operands[1]))  # type: ignore[arg-type]
-        private = next((o for o in s.operands if isinstance(o, ir.Shared) and o.private), None) if s.op == "store" else None
-        if private is not None:
-            self._say("private_begin", tile=private.field)
+        written = s.operands[0] if s.op == "store" else None
+        private = written.field if isinstance(written, ir.Shared) and written.private else ""
+        if private:
+            self._say("private_begin", tile=private)
         self._lines.add(render.op(s.op, *operands, at=self._at(s), **attrs))
-        if private is not None:
-            self._say("private_end", tile=private.field)
+        if private:
+            self._say("private_end", tile=private)
         if s.op == "mma":
             acc, a = s.operands[:2]
             assert isinstance(acc, ir.Var)
             if acc.name not in self._path.multiplying:
                 self._path.multiplying.append(acc.name)
+            self._path.uncommitted = True
             if not isinstance(a, ir.Shared):
                 self._path.factors.append(a.name if isinstance(a, ir.Var) else "")
 
-    def _value(self, o: ir.Operand) -> object:
+    def _value(self, o: ir.Operand, like: str = "") -> object:
         if isinstance(o, ir.Memory):
             return self._direct(o)
         if isinstance(o, ir.Shared) or not _is_grouped(getattr(o, "type", None)):
             return self._operand(o)
         lines: list[str] = []
-        name = self._registers.tile(o, lines)
+        name = self._registers.tile(o, lines, like)
         for line in lines:
             self._lines.add(line)
         return name
@@ -419,51 +428,6 @@ class Statements:
 def _is_grouped(kind: Type | None) -> bool:
     """Whether ``kind`` is a register tile of a group of warps, and no index vector."""
     return isinstance(kind, Tile) and not vectors.is_vector(kind)
-
-
-def _tiles_read(e: ir.Operand) -> set[str]:
-    return {o.name for o in split.walk((e,)) if isinstance(o, ir.Var) and isinstance(o.type, Tile)}
-
-
-def _pipelines(block: ir.Block) -> set[str]:
-    return {s.pipeline for s in split.statements(block) if isinstance(s, ir.Stage)}
-
-
-def overwritten(name: str, rest: ir.Block) -> bool:
-    """Whether the first thing that ``rest`` does with register tile ``name``, on every path, is an mma into it."""
-    for s in rest:
-        if isinstance(s, ir.Stage):
-            if any(_mentions(t, name) for t in split.statements(s.body)):
-                return overwritten(name, s.body)
-        elif any(_mentions(t, name) for t in split.statements((s,))):
-            a = s.operands[1] if isinstance(s, ir.Do) and s.op == "mma" else None
-            return a is not None and name not in _tiles_read(a)
-    return False
-
-
-def _streams(body: ir.Block) -> bool:
-    """Whether the tensor cores may go on from one turn of a loop to the next, as in the main loop of a GEMM."""
-    factors = [s.operands[1] for s in split.statements(body) if isinstance(s, ir.Do) and s.op == "mma"]
-    named = all(isinstance(a, ir.Shared | ir.Var) for a in factors)  # registers made anew are free only after the mma
-    return named and len(_pipelines(body)) <= 1 and _only_multiplies(body)
-
-
-def _mentions(s: ir.Statement, name: str) -> bool:
-    return name in split.used(s) or (isinstance(s, ir.Assign) and s.var.name == name)
-
-
-def _only_multiplies(block: ir.Block) -> bool:
-    """Whether ``block`` does nothing but issue mma and reckon scalars, so that the tensor cores may go on meanwhile."""
-    for s in block:
-        if isinstance(s, ir.For | ir.Stage):
-            if not _only_multiplies(s.body):
-                return False
-        elif isinstance(s, ir.Do):
-            if s.op != "mma":
-                return False
-        elif not (isinstance(s, ir.Assign) and not isinstance(s.var.type, Tile)):
-            return False
-    return True
 
 
 def _bindings(s: ir.Tasks) -> ir.Block:

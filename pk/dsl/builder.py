@@ -193,8 +193,9 @@ class Builder:
         """A shared tile outside a pipeline, as an operand.  Its first use makes it a tile of the consumer here."""
         assert value.tile is not None
         if self.role is None or self.role.kind != "consumer":
+            here = f"in a {self.role.kind}" if self.role else "outside role blocks"
             raise errors.WrongRole(
-                f"the shared tile `{value.name}` is used {f'in a {self.role.kind}' if self.role else 'outside role blocks'}",
+                f"the shared tile `{value.name}` is used {here}",
                 span,
                 "A shared tile outside a pipeline is private to the consumer; put it in a pipeline to pass it on.",
             )

@@ -10,8 +10,29 @@ from __future__ import annotations
 from typing import Any
 
 from pk.dsl.language_tiles import (  # they read like the builtins that some of them replace
-    abs, cast, exp, exp2, fma, full, gelu, inf, iota, load, log, log2, max, min, rsqrt, sigmoid, silu, sqrt, store, sum,
-    tanh, where, zeros,
+    abs,
+    cast,
+    exp,
+    exp2,
+    fma,
+    full,
+    gelu,
+    inf,
+    iota,
+    load,
+    log,
+    log2,
+    max,
+    min,
+    rsqrt,
+    sigmoid,
+    silu,
+    sqrt,
+    store,
+    sum,
+    tanh,
+    where,
+    zeros,
 )  # fmt: skip
 from pk.dsl.types import Function, Global, Parallel, constexpr, function
 from pk.dsl.types import outside as _outside
@@ -120,7 +141,11 @@ def tasks(*extents: Any, group: int = 8, dynamic: bool = False, cluster: int = 1
     """The persistent loop over task coordinates, dealt round-robin to the blocks of the class.
 
     An extent is an integer or ``pk.ranks_from(...)``.  Earlier extents are outermost; the last two are walked in
-    groups of ``group`` rows, column by column inside a group.
+    groups of ``group`` rows, column by column inside a group.  The count of tasks runs on from loop to loop.
+
+    ``dynamic=True``: a block claims the next task when it is ready for one, so that long tasks do not hold up others;
+    for all task loops of a class or none.  ``cluster=2``: pairs of blocks take neighbours of the next-to-last extent
+    and load together what does not depend on it (``group`` even).  Neither changes a result.
     """
     _outside("tasks")
 
@@ -147,7 +172,12 @@ def loader() -> Any:
 
 
 def consumer(warpgroups: int = 1, pingpong: bool = False, stagger: bool = False) -> Any:
-    """``with pk.consumer(warpgroups=2):`` 1 to 3 warpgroups that compute; rows of a tile are split among them."""
+    """``with pk.consumer(warpgroups=2):`` 1 to 3 warpgroups that compute; rows of a tile are split among them.
+
+    ``pingpong=True``: warpgroups take tasks in turn, each alone on a whole tile, so that one multiplies while another
+    stores; such a consumer may not signal.  ``stagger=True``: they issue their mma in turn, so that one multiplies
+    while another computes.  Neither changes a result.
+    """
     _outside("consumer")
 
 
@@ -157,7 +187,10 @@ def storer() -> Any:
 
 
 def communicator(sms: Any) -> Any:
-    """``with pk.communicator(sms=8):`` whole SMs that run only this body; clipped to half of the blocks."""
+    """``with pk.communicator(sms=8):`` whole SMs that run only this body.
+
+    A kernel may have several; they are clipped so that half of the blocks compute.
+    """
     _outside("communicator")
 
 
@@ -299,7 +332,7 @@ def cdiv(x: Any, y: Any) -> Any:
     """x / y rounded up, y positive; x may be a tile of int32.  On ints it also works outside kernels."""
     if isinstance(x, int) and isinstance(y, int):
         return -(-x // y)
-    _outside("cdiv")
+    return _outside("cdiv")
 
 
 _ = (Function, Global, Parallel, constexpr, function, bfloat16, float8_e4m3, float8_e5m2, float16, int32)

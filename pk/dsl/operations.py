@@ -58,8 +58,8 @@ def coordinate(coord: Any, ndim: int, tile: tuple[int, ...], what: str, span: ir
 def _memory(r: Expressions, op: str, x: Any, t: ir.Shared, coord: Any, span: ir.Span) -> ir.Memory | ir.Choose:
     """The window of ``x`` that tile ``t`` meets."""
     if isinstance(x, ChosenValue):
-        sides = (_memory(r, op, side, t, coord, span) for side in (x.x, x.y))
-        return ir.Choose(x.cond, *sides, span)
+        this, other = (_memory(r, op, side, t, coord, span) for side in (x.x, x.y))
+        return ir.Choose(x.cond, this, other, span)
     destination = op != "load_async"
     tensor, rank = (x.tensor, x.rank) if isinstance(x, CopyValue) else (x, None)
     if not isinstance(tensor, TensorValue):

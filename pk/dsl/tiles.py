@@ -179,10 +179,12 @@ def _store(r: Expressions, a: Arguments, span: ir.Span) -> None:
         for name in ("coord", "rows"):
             if a[name] is not None:
                 raise errors.WrongOperand(f"pk.store to {describe(x)} with {name}=", span, "Only tensors take one.")
-        return operations.store_shared(r, a, span)
+        operations.store_shared(r, a, span)
+        return
     rank = a["rank"]
     if vectors.any_vector(value, a["coord"], rank):
-        return vectors.store(r, x, value, a["coord"], rank, span)
+        vectors.store(r, x, value, a["coord"], rank, span)
+        return
     if rank is not None and isinstance(x, TensorValue):
         x = CopyValue(x, integer("rank=", rank, span))
     dtype: DType = (x.tensor if isinstance(x, CopyValue) else x).dtype

@@ -43,7 +43,7 @@ def _entries(coord: Any) -> tuple[Any, ...]:
 def entry(what: str, value: Any, span: ir.Span) -> ir.Expr:
     """``value`` as an int32 scalar or an index vector."""
     if is_vector(value):
-        return value  # type: ignore[no-any-return]
+        return value
     return integer(what, value, span)
 
 
@@ -95,7 +95,7 @@ def _tensor(op: str, x: Any, span: ir.Span) -> TensorValue:
 
 
 def _consecutive(coord: Any, exprs: list[ir.Expr], count: int, r: Expressions, span: ir.Span) -> list[ir.Expr]:
-    """Coordinates of ``count`` elements in a row: the last entry counts vectors of that length (``pk.at``: elements)."""
+    """Coordinates of ``count`` elements in a row: the last entry counts vectors (of ``pk.at``: elements)."""
     if vectors.is_vector(exprs[-1].type):
         raise errors.WrongCoordinate(
             "the last entry of the coordinate is an index vector, and a shape is given", span,

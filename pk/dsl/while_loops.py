@@ -34,7 +34,7 @@ def read_while(r: Reader, stmt: ast.While) -> None:
             raise r.unsupported(stmt.test, "a loop that never ends", "Kernels have no `break`: give it a condition.")
         return
     if not all(isinstance(s, ir.Assign) for s in head):
-        raise r.unsupported(stmt.test, "a helper with statements inside the condition of a `while`", "Compute it before.")
+        raise r.unsupported(stmt.test, "a helper with statements in the condition of a `while`", "Compute it before.")
     before = dict(r.frame.names)
     with r.b.nested() as block:
         with r._tail(True):

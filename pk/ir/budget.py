@@ -36,13 +36,14 @@ def shared_memory(kernel: ir.Kernel) -> None:
         total = sum(map(pipeline_bytes, pipelines)) + sum(tile_bytes(t.type) for t in private) + exchange
         if total > AVAILABLE:
             largest = max(pipelines, key=pipeline_bytes) if pipelines else private[0]
-            shares = "\n  ".join([*map(_share, pipelines), *(f"{t.name}: {tile_bytes(t.type):,} bytes" for t in private)])
+            tiles = (f"{t.name}: {tile_bytes(t.type):,} bytes" for t in private)
+            shares = "\n  ".join([*map(_share, pipelines), *tiles])
             if exchange:
                 shares += f"\n  reductions: {exchange:,} bytes"
             raise errors.SharedMemoryExceeded(
-                f"the {'pipelines and tiles' if private else 'pipelines'} of the {owner} class need {total:,} bytes of "
-                f"shared memory, and a block has {AVAILABLE:,} ({BLOCK_SHARED // 1024} KiB less {RESERVED_SHARED:,} bytes "
-                "for barriers)",
+                f"the pipelines{' and tiles' if private else ''} of the {owner} class need {total:,} bytes of shared "
+                f"memory, and a block has {AVAILABLE:,} ({BLOCK_SHARED // 1024} KiB less {RESERVED_SHARED:,} bytes for "
+                "barriers)",
                 largest.span,
                 f"{shares}\n  {_fix(pipelines, total) if pipelines else 'Make the tiles smaller.'}",
             )

@@ -245,9 +245,9 @@ class _Walk:
         elif s.op in vectors.COUNTER_OPS:
             vectors.lanes(f"an operand of pk.{rules.spelled(s.op)}", o, s.span)
         elif s.op in ("store_global", "store_scalar"):
-            window, value = cast(ir.Memory, o[0]), self.type_of(o[1], names, s.span)
-            self._window(s.op, window, value, names, s.span)
-            rules.stored_as(f"`{window.tensor}`", value, self.kernel.tensor(window.tensor).dtype, s.span)
+            window, kind = cast(ir.Memory, o[0]), self.type_of(o[1], names, s.span)
+            self._window(s.op, window, kind, names, s.span)
+            rules.stored_as(f"`{window.tensor}`", kind, self.kernel.tensor(window.tensor).dtype, s.span)
             if s.op == "store_global":
                 self.integer("rows=", o[2], names, s.span)
         else:
@@ -313,7 +313,9 @@ class _Walk:
     def _private(self, t: ir.Shared, span: ir.Span) -> None:
         tile = next((s for s in self.kernel.shared if s.name == t.field), None)
         if tile is None or tile.type != t.type:
-            raise errors.UnknownName(f"`{t.name}` is not declared as {t.type}", span, "Declare it at the top: pk.shared.")
+            raise errors.UnknownName(
+                f"`{t.name}` is not declared as {t.type}", span, "Declare it at the top: pk.shared(...)."
+            )
         if self.role != "consumer" or tile.owner != self.owner:
             here = f"in a {self.role}" if tile.owner == self.owner else f"by the {self.owner} class"
             raise errors.WrongRole(

@@ -32,7 +32,9 @@ def reduced(
     extents = cast("tuple[int, ...]", shape)
     if len(extents) not in (1, 2) or any(extent < 1 for extent in extents):
         raise errors.WrongTileShape(
-            f"pk.{op} of windows of shape {extents}", span, "Give it one or two positive extents, (cols,) or (rows, cols)."
+            f"pk.{op} of windows of shape {extents}",
+            span,
+            "Give it one or two positive extents, (cols,) or (rows, cols).",
         )
     if math.prod(extents) > MAX_ELEMENTS:
         raise errors.WrongTileShape(

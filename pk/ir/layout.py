@@ -213,12 +213,16 @@ def _check_role(found: Layouts, body: ir.Block) -> None:
         layout = found.of_statement(s)
         if layout is None:
             continue
-        whole: list[ir.Operand] = [s.var, *split.expressions(s)] if isinstance(s, ir.Assign) else list(split.expressions(s))
-        for e in split.walk(whole):
+        for e in split.walk(_whole(s)):
             if is_grouped(e):
                 _fits(found, layout, e, s)
             if isinstance(e, ir.Call) and e.op == "columns":
                 _cut(layout, e)
+
+
+def _whole(s: ir.Statement) -> tuple[ir.Operand, ...]:
+    """What a statement evaluates and what it assigns to."""
+    return (s.var, *split.expressions(s)) if isinstance(s, ir.Assign) else split.expressions(s)
 
 
 def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement) -> None:
@@ -226,7 +230,7 @@ def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement) -> Non
     tile: Tile = e.type  # type: ignore[union-attr, assignment]
     span = s.span if isinstance(e, ir.Var) or not e.span.line else e.span
     if layout.kind == "fragment":
-        name = next((n for o in (*split.expressions(s), *([s.var] if isinstance(s, ir.Assign) else [])) for n in _names(o)), "")
+        name = next((n for o in _whole(s) for n in _names(o)), "")
         acc = found.accumulator(name) if name else None
         meets = f", and meets `{acc}`, which an mma works on" if acc else ""
         advice = "To combine tiles of other shapes, pass one through a shared tile: store it there and load it."

@@ -59,8 +59,8 @@ def _dtypes(a: Factor, b: ir.Shared, span: ir.Span) -> None:
         raise errors.WrongDType(
             f"pk.mma multiplies {x} by {y}",
             span,
-            f"Both operands must be {listed((*SIXTEEN_BIT, 'float32 (read as tf32)'))}, the same for both, or both 8-bit "
-            f"floats.",
+            f"Both operands must be {listed((*SIXTEEN_BIT, 'float32 (read as tf32)'))}, the same for both, "
+            "or both 8-bit floats.",
         )
 
 

@@ -153,8 +153,8 @@ ARITHMETIC = ("+", "-", "*", "/", "//", "%", "min", "max")
 def tile_binary(op: str, x: Type, y: Type, span: ir.Span) -> Tile:
     """The type of ``x op y`` where one of them is a register tile.
 
-    float32 and int32 mix to float32, ``/`` is always float32, comparisons give bool; ``and`` and ``or`` (written ``&`` and
-    ``|``) take bools.  An extent of 1 stands for any.
+    float32 and int32 mix to float32, ``/`` is always float32, comparisons give bool; ``and`` and ``or`` (written ``&``
+    and ``|``) take bools.  An extent of 1 stands for any.
     """
     for t in (x, y):
         if isinstance(t, Tile) and t.space != "register":
@@ -173,7 +173,9 @@ def tile_binary(op: str, x: Type, y: Type, span: ir.Span) -> Tile:
                 if t.dtype == boolean
                 else "Use pk.cast(r, pk.float32) first."
             )
-            raise errors.WrongDType(f"`{op}` on {t}: arithmetic on register tiles is in float32 and int32", span, advice)
+            raise errors.WrongDType(
+                f"`{op}` on {t}: arithmetic on register tiles is in float32 and int32", span, advice
+            )
     if op in ir.COMPARISONS:
         return Tile(shape, boolean, "register")
     floating = float32 in (x.dtype, y.dtype)
@@ -212,11 +214,15 @@ def where(cond: Type, x: Type, y: Type, span: ir.Span) -> Tile:
     """``where(cond, x, y)``: float32 if either is, else int32."""
     if not isinstance(cond, Tile) or cond.space != "register" or cond.dtype != boolean:
         raise errors.WrongDType(
-            f"the condition of pk.where is {cond}", span, "It is a tile of comparisons; for a scalar write `x if c else y`."
+            f"the condition of pk.where is {cond}",
+            span,
+            "It is a tile of comparisons; for a scalar write `x if c else y`.",
         )
     for t in (x, y):
         if t.dtype not in (float32, int32):
-            raise errors.WrongDType(f"pk.where chooses between float32 and int32, and got {t}", span, "Use pk.cast first.")
+            raise errors.WrongDType(
+                f"pk.where chooses between float32 and int32, and got {t}", span, "Use pk.cast first."
+            )
     floating = float32 in (x.dtype, y.dtype)
     return Tile(broadcast("pk.where", (cond, x, y), span), float32 if floating else int32, "register")
 
@@ -259,9 +265,11 @@ def iota(tile: Tile, span: ir.Span) -> None:
 
 
 def window_tile(op: str, tile: Tile, ndim: int, name: str, span: ir.Span) -> None:
-    """A register tile of two dimensions in a tensor of ``ndim``: the trailing ones; a (1, C) tile fits one dimension."""
+    """A register tile of two dimensions in a tensor of ``ndim``: the trailing ones; (1, C) fits one dimension."""
     if len(tile.shape) != 2 or any(n < 1 for n in tile.shape):
-        raise errors.WrongTileShape(f"pk.{op} of shape {tile.shape}", span, "Give it two positive extents, (rows, cols).")
+        raise errors.WrongTileShape(
+            f"pk.{spelled(op)} of shape {tile.shape}", span, "Give it two positive extents, (rows, cols)."
+        )
     if ndim < 2 and tile.rows > 1:
         raise errors.WrongCoordinate(
             f"a tile {tile.shape} cannot lie in `{name}`, which has {ndim} dimension", span, "Use the shape (1, C)."
@@ -276,7 +284,9 @@ def widened(dtype: DType) -> DType:
 def stored_as(what: str, x: Type, dtype: DType, span: ir.Span) -> None:
     """A value of type ``x`` to memory of ``dtype``: floats are rounded, integers stay integers."""
     if boolean in (x.dtype, dtype) or (x.dtype.kind == "int") != (dtype.kind == "int"):
-        raise errors.WrongDType(f"pk.store of {x.dtype} to {what} of {dtype}", span, f"Use pk.cast(r, pk.{dtype}) first.")
+        raise errors.WrongDType(
+            f"pk.store of {x.dtype} to {what} of {dtype}", span, f"Use pk.cast(r, pk.{dtype}) first."
+        )
 
 
 def loaded(t: ir.Shared) -> Tile:
@@ -329,12 +339,6 @@ def stored(t: ir.Shared, r: Type, span: ir.Span) -> None:
     if not isinstance(r, Tile) or r.space != "register":
         raise errors.WrongOperand(
             f"pk.store writes a register tile, and got {r}", span, "Make one with pk.full, pk.load or pk.zeros."
-        )
-    if t.transposed and t.type.dtype.bits < 16:
-        raise errors.WrongDType(
-            f"pk.store of {t.type.dtype} to a transposed tile `{t.name}`",
-            span,
-            "8-bit elements cannot be stored transposed: drop the `.T`.",
         )
     if t.shape != r.shape:
         raise errors.ShapeMismatch(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.ops import TABLE
-from pk.ir.split import bodies, expressions, statements, walk
+from pk.ir.split import bodies, expressions, needs, statements, walk
 
 CLUSTER = 2  # blocks of a cluster
 MAX_TEAMS = 3
@@ -93,7 +93,7 @@ def _cluster(s: ir.Tasks) -> None:
         return
     if s.dynamic:
         raise errors.WrongOperand(
-            "pk.tasks(cluster=2, dynamic=True)", s.span, "The blocks of a pair take the same tasks: drop one of the two."
+            "pk.tasks(cluster=2, dynamic=True)", s.span, "The blocks of a pair take tasks together: drop one of them."
         )
     if len(s.extents) < 2:
         raise errors.WrongOperand(
@@ -110,29 +110,31 @@ def _cluster(s: ir.Tasks) -> None:
 # --------------------------------------------------------------------------------------- teams of a consumer
 def _teams(body: ir.Block) -> None:
     roles = [s for s in statements(body) if isinstance(s, ir.Role) and s.kind == "consumer"]
-    for s in roles:
-        if (s.teams, s.stagger) != (roles[0].teams, roles[0].stagger):
+    for role in roles:
+        if (role.teams, role.stagger) != (roles[0].teams, roles[0].stagger):
             raise errors.WrongRole(
-                f"a consumer with another pingpong= or stagger= than the first of its class (line {roles[0].span.line})",
-                s.span,
+                f"a consumer with another pingpong= or stagger= than the first of its class, line {roles[0].span.line}",
+                role.span,
                 "All consumer blocks of a class are one role: give them the same options.",
             )
     if roles and roles[0].teams > 1:
-        for s in _outside_tasks(body):
+        for s in _outside_of(ir.Tasks, body):
             _outside(s)
         for s in statements(body):
             if isinstance(s, ir.Tasks):
+                _carried(s)
                 for inner in statements(s.body):
                     if isinstance(inner, ir.Role) and inner.kind == "consumer":
                         _team(inner)
 
 
-def _outside_tasks(body: ir.Block) -> Iterator[ir.Statement]:
+def _outside_of(kind: type[ir.Tasks] | type[ir.Role], body: ir.Block) -> Iterator[ir.Statement]:
+    """Every statement that stands inside no statement of ``kind``."""
     for s in body:
         yield s
-        if not isinstance(s, ir.Tasks):
+        if not isinstance(s, kind):
             for inner in bodies(s):
-                yield from _outside_tasks(inner)
+                yield from _outside_of(kind, inner)
 
 
 def _outside(s: ir.Statement) -> None:
@@ -144,6 +146,18 @@ def _outside(s: ir.Statement) -> None:
         )
 
 
+def _carried(loop: ir.Tasks) -> None:
+    """A team skips the tasks of the others, and what shared code reckons in them."""
+    needed = needs(loop.body, "consumer")
+    for s in _outside_of(ir.Role, loop.body):
+        if isinstance(s, ir.Assign) and s.var.name in needed:
+            raise errors.WrongRole(
+                f"`{s.var.name}` is carried from task to task in a class with a pingpong consumer",
+                s.span,
+                "Its warpgroups see every second task only: compute it from the task's coordinates, or drop pingpong=.",
+            )
+
+
 def _team(role: ir.Role) -> None:
     """A pingpong consumer: nothing of one task may depend on the task before, which another team may still do."""
     for s in statements(role.body):
@@ -151,8 +165,8 @@ def _team(role: ir.Role) -> None:
             raise errors.WrongRole(
                 f"pk.{s.op} in a pingpong consumer",
                 s.span,
-                "A signal covers the stores of the whole role, and its warpgroups are in different tasks: signal from the "
-                "storer, or drop pingpong=.",
+                "A signal covers the stores of the whole role, and its warpgroups are in different tasks: signal from "
+                "the storer, or drop pingpong=.",
             )
         if any(isinstance(o, ir.Shared) and o.private for o in walk(expressions(s))):
             raise errors.WrongRole(
@@ -173,7 +187,7 @@ def _team(role: ir.Role) -> None:
 
 def _windows(s: ir.Statement, *, writes: bool) -> list[ir.Memory]:
     """The windows of tensors that a statement itself writes, or those that it reads."""
-    written = {i for i in TABLE[s.op].writes} if isinstance(s, ir.Do) else set()
+    written = set(TABLE[s.op].writes) if isinstance(s, ir.Do) else set()
     found: list[ir.Memory] = []
     for i, o in enumerate(expressions(s)):
         if (i in written) == writes:

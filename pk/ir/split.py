@@ -52,6 +52,11 @@ def slice_role(block: ir.Block, kind: ir.RoleKind) -> ir.Block:
     return kept
 
 
+def needs(block: ir.Block, kind: ir.RoleKind) -> frozenset[str]:
+    """Names that role ``kind`` reads in ``block`` before it assigns them."""
+    return _slice(block, kind, frozenset())[1]
+
+
 def statements(block: ir.Block) -> Iterator[ir.Statement]:
     """Every statement of ``block``, outermost first."""
     for s in block:

@@ -75,7 +75,8 @@ class _Printer:
             return f"for {s.var.name} in range({self.items((s.start, s.stop))}):"
         if isinstance(s, ir.Tasks):
             names = ", ".join(v.name for v in s.vars)
-            options = f", group={self.expr(s.group)}{', dynamic' * s.dynamic}{f', cluster={s.cluster}' * (s.cluster > 1)}"
+            options = f", group={self.expr(s.group)}" + ", dynamic" * s.dynamic
+            options += f", cluster={s.cluster}" if s.cluster > 1 else ""
             return f"for {names} in tasks({self.items(s.extents)}{options}):"
         if isinstance(s, ir.While):
             return f"while {self.expr(s.cond)}:"

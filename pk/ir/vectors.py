@@ -1,7 +1,7 @@
 """Index vectors: the rules of operations that act on one row, element or counter a lane.
 
-An index vector is a register tile of one dimension, int32 ``(R,)`` (bool, if it compares), R at most 128.  Where one may
-stand, so may a scalar: it counts for all lanes.
+An index vector is a register tile of one dimension, int32 ``(R,)`` (bool, if it compares), R at most 128.  Where one
+may stand, so may a scalar: it counts for all lanes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def vector(count: int, span: ir.Span) -> Tile:
     """The type of an index vector of ``count`` elements."""
     if not 1 <= count <= MAX_LANES:
         raise errors.WrongTileShape(
-            f"an index vector of {count} elements", span, f"It has 1 to {MAX_LANES}: one a lane, at most four registers."
+            f"an index vector of {count} elements",
+            span,
+            f"It has 1 to {MAX_LANES}: one a lane, at most four registers.",
         )
     return Tile((count,), int32, "register")
 
@@ -72,11 +74,15 @@ def rows(op: str, t: ir.Shared, x: ir.Tensor | ir.Scratch, window: ir.Memory, sp
     ndim = x.ndim if isinstance(x, ir.Tensor) else len(x.shape)
     if t.transposed or len(t.type.shape) != 2:
         raise errors.WrongOperand(
-            f"pk.{op} of `{t.name}` of shape {t.shape}", span, "It copies rows of a tile (R, C) as stored: drop the `.T`."
+            f"pk.{op} of `{t.name}` of shape {t.shape}",
+            span,
+            "It copies rows of a tile (R, C) as stored: drop the `.T`.",
         )
     if ndim != 2:
         raise errors.WrongCoordinate(
-            f"pk.{op} with `{x.name}`, which has {ndim} dimension{'s' * (ndim > 1)}", span, "Pass a view of two: (rows, cols)."
+            f"pk.{op} with `{x.name}`, which has {ndim} dimension{'s' * (ndim > 1)}",
+            span,
+            "Pass a view of two: (rows, cols).",
         )
     if t.type.dtype != x.dtype:
         raise errors.WrongDType(
@@ -84,7 +90,9 @@ def rows(op: str, t: ir.Shared, x: ir.Tensor | ir.Scratch, window: ir.Memory, sp
             span,
             f"A copy does not convert: declare the tile with `{x.name}.dtype`.",
         )
-    count = lanes(f"the rows of `{x.name}`", (window.coord[0], *([window.rank] if window.rank is not None else [])), span)
+    count = lanes(
+        f"the rows of `{x.name}`", (window.coord[0], *([window.rank] if window.rank is not None else [])), span
+    )
     if count != t.type.rows:
         raise errors.ShapeMismatch(
             f"pk.{op} of a tile of {t.type.rows} rows with an index vector of {count} elements", span,
@@ -120,7 +128,9 @@ def elements(op: str, x: ir.Tensor | ir.Scratch, window: ir.Memory, more: tuple[
         )  # fmt: skip
     if x.dtype != int32:
         raise errors.WrongDType(
-            f"pk.{op} of index vectors with `{x.name}` of {x.dtype}", span, "Index vectors are int32, and so is what holds them."
+            f"pk.{op} of index vectors with `{x.name}` of {x.dtype}",
+            span,
+            "Index vectors are int32, and so is what holds them.",
         )
     return vector(lanes(f"an element of `{x.name}`", (window, *more), span), span)
 
@@ -136,7 +146,7 @@ def by_rows(kernel: ir.Kernel) -> ir.Kernel:
 
 
 def check_rows(kernel: ir.Kernel) -> None:
-    """Raise WrongOperand for a tile copied by rows that TMA or the tensor core also touches: those want another layout."""
+    """Raise WrongOperand for a tile copied by rows that TMA or the tensor core also touches, in another layout."""
     found = _row_copies(kernel)
     for s in _done(kernel):
         for t in walk(s.operands):
@@ -145,8 +155,8 @@ def check_rows(kernel: ir.Kernel) -> None:
                 raise errors.WrongOperand(
                     f"`{t.name}` is used by pk.{s.op}, and by pk.{where.op} at line {where.span.line}",
                     s.span,
-                    f"pk.{where.op} copies single rows, which need another layout in shared memory than pk.{s.op}: use a "
-                    "tile of its own, or pass the values through registers.",
+                    f"pk.{where.op} copies single rows, which need another layout in shared memory than pk.{s.op}: "
+                    "use a tile of its own, or pass the values through registers.",
                 )
     for p in kernel.pipelines:
         if p.by_rows != {name for name, _ in p.tiles if (p.name, name) in found}:

@@ -18,11 +18,11 @@ def attention_pipes(q, k, v, o, BQ, KV, D, QSTAGES=1):
 
 @pk.function
 def fresh(BQ, D):
-    """Softmax state before the first key: running maximum (finite, so that a masked row never makes NaN), sum, output."""
-    m = pk.full((BQ, 1), -1e30, pk.float32)
-    l = pk.zeros((BQ, 1), pk.float32)  # noqa: E741  its name in every paper
+    """Softmax state before the first key: running maximum, sum, output."""
+    m = pk.full((BQ, 1), -1e30, pk.float32)  # finite, so that a masked row never makes NaN
+    z = pk.zeros((BQ, 1), pk.float32)
     acc = pk.zeros((BQ, D), pk.float32)
-    return m, l, acc
+    return m, z, acc
 
 
 @pk.function
@@ -36,7 +36,7 @@ def feed_kv(ks, vs, k, v, lead, n):
 
 
 @pk.function
-def attend(q, ks, vs, m, l, acc, q_pos, k_pos, k_end, scale, KV):  # noqa: E741
+def attend(q, ks, vs, m, z, acc, q_pos, k_pos, k_end, scale, KV):
     """One step of online softmax: the query tile ``q`` against the next key and value tiles.
 
     ``q_pos`` is the last key that the tile's first row sees, ``k_pos`` the tile's first key, ``k_end`` the number of
@@ -51,8 +51,8 @@ def attend(q, ks, vs, m, l, acc, q_pos, k_pos, k_end, scale, KV):  # noqa: E741
     top = pk.max(m, pk.max(s, axis=1))
     p = pk.exp2(s * scale - top * scale)  # one multiply-add and one exponential each
     fade = pk.exp2((m - top) * scale)
-    l = l * fade + pk.sum(p, axis=1)  # noqa: E741  before the mma: p then shrinks to half its registers
+    z = z * fade + pk.sum(p, axis=1)  # before the mma: p then shrinks to half its registers
     with vs.drain() as t:
         acc = acc * fade
         pk.mma(acc, pk.cast(p, t.v.dtype), t.v)
-    return top, l, acc
+    return top, z, acc

@@ -10,6 +10,7 @@ import pk
 @pk.function
 def gemm_pipes(a, b, c, BM, BN, BK, P, STAGES):
     """Pipelines of A and B tiles and of output pieces."""
+    assert BN % P == 0, "P must divide BN"
     inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
     output = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
     return inputs, output

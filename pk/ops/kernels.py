@@ -71,6 +71,7 @@ def matmul_reduce_scatter_ordered(
     Partials go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to its
     accumulator.
     """
+    assert BN % P == 0, "P must divide BN"
     inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
     output, parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype)), pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)

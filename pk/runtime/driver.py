@@ -241,18 +241,19 @@ def context_id() -> int:
     return int(check(module.cuCtxGetId(context), "cuCtxGetId"))
 
 
-def launch_config(shape: tuple[int, int, int], cluster: int = 1) -> Any:
-    """A cooperative launch of ``shape`` (blocks, threads, dynamic shared bytes) in clusters of ``cluster`` blocks."""
+def launch_config(shape: tuple[int, int, int], cluster: int = 1, *, cooperative: bool = True) -> Any:
+    """A launch of ``shape`` (blocks, threads, dynamic shared bytes) in clusters of ``cluster`` blocks."""
     api = cu()
-    attributes = [api.CUlaunchAttribute()]
-    attributes[0].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-    attributes[0].value.cooperative = 1
+    attributes = []
+    if cooperative:
+        attributes.append(api.CUlaunchAttribute())
+        attributes[-1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[-1].value.cooperative = 1
     if cluster > 1:
         attributes.append(api.CUlaunchAttribute())
-        attributes[1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = api.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-        attributes[1].value = value
+        attributes[-1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attributes[-1].value.clusterDim
+        size.x, size.y, size.z = cluster, 1, 1
     config = api.CUlaunchConfig()
     config.gridDimX, config.blockDimX, config.sharedMemBytes = shape
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1

@@ -59,7 +59,7 @@ class CudaDriver:
         self._streams: dict[int, Any] = {}
         self._connected: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
-        self._current_stream = _current_stream()
+        self.stream = _current_stream()  # type: ignore[method-assign]  # one call less than the method
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
         """Make the device's primary context current for a ``with`` block."""
@@ -190,7 +190,7 @@ class CudaDriver:
 
     def stream(self, device: int) -> int:
         """torch's current stream."""
-        return self._current_stream(device)
+        return _current_stream()(device)
 
     def synchronize_stream(self, device: int, stream: int) -> None:
         """``cuStreamSynchronize``."""
@@ -235,34 +235,29 @@ class CudaDriver:
         """``cuLaunchKernelEx`` with the attributes cooperative and cluster, complete but for the stream."""
         api = cu()
         config, pointers = launch_config(shape, cluster), (ctypes.c_void_p * 1)(params)
-        submit, stream_of = _submit(config, function, ctypes.addressof(pointers)), api.CUstream
-        bound: int | None = None
+        address, stream_of = ctypes.addressof(pointers), api.CUstream
+        submit, bound = api.cuLaunchKernelEx, -1
 
         def launch(stream: int) -> None:
             nonlocal bound
             if stream != bound:
                 config.hStream, bound = stream_of(stream), stream
-            status = submit()
+            status = int(submit(config, function, address, 0)[0])
             if status != 0:
-                again(api.CUresult(status))
+                failed(status)
 
-        def again(status: Any) -> None:
+        def failed(number: int, kept: Any = pointers) -> None:
             # Torch's threads have the device's context current, which saves pushing it; this one does not.
+            status = api.CUresult(number)
             if status.name not in _NO_CONTEXT:
                 check((status,), "cuLaunchKernelEx")
             with on_device(device):
-                _call("cuLaunchKernelEx", config, function, ctypes.addressof(pointers), 0)
+                _call("cuLaunchKernelEx", config, function, address, 0)
 
-        return launch
-
-
-def _submit(config: Any, function: Any, pointers: int) -> Callable[[], int]:
-    """``cuLaunchKernelEx`` with these arguments, its status as a number.  The caller keeps them alive."""
-    launch = getattr(native(), "launch", None)
-    if launch is None:
-        call = cu().cuLaunchKernelEx
-        return lambda: int(call(config, function, pointers, 0)[0])
-    return functools.partial(launch, _launch_address(), int(config.getPtr()), int(function), pointers)
+        launcher = getattr(native(), "launcher", None)
+        if launcher is None:
+            return launch
+        return launcher(_launch_address(), int(config.getPtr()), int(function), address, failed)
 
 
 def _launch_address() -> int:

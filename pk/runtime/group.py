@@ -314,14 +314,14 @@ class _Memo:
 
     def __init__(self) -> None:
         self._group: Group | None = None
-        self._world: Callable[[], Any] = lambda: None
+        self._world: weakref.ref[Any] | None = None
         self._backend: Any = None
         self._device: Callable[[], int] = lambda: -1
 
     def put(self, group: Group) -> Group:
         """Remember ``group``; returns it."""
         world = _world()
-        self._world = (lambda: None) if world is None else weakref.ref(world)
+        self._world = None if world is None else weakref.ref(world)
         self._backend, self._device = _backend_text(), _device_reader()
         self._group = group
         return group
@@ -329,7 +329,10 @@ class _Memo:
     def get(self) -> Group | None:
         """The group, if process group, environment and current device are what they were."""
         group = self._group
-        if group is None or group.closed or _teams or self._world() is not _world():
+        if group is None or group.closed or _teams:
+            return None
+        world = self._world
+        if _world() is not (None if world is None else world()):
             return None
         if group.device is not None and group.device != self._device():
             return None
@@ -343,7 +346,12 @@ _backend_text = env.peek(env.BACKEND)
 def _world() -> Any:
     """torch.distributed's default process group, or None."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    return None if distributed is None else distributed.GroupMember.WORLD
+    if distributed is None:
+        return None
+    try:
+        return distributed._world._default_pg  # what the two properties on the public way end at
+    except AttributeError:
+        return distributed.GroupMember.WORLD
 
 
 def _device_reader() -> Callable[[], int]:

@@ -18,7 +18,7 @@ from pk.errors import ArgumentError, BackendError, PeerFailed, PeerLate, PkError
 from pk.runtime import context as contexts
 from pk.runtime import params, symm
 from pk.runtime.context import Context
-from pk.runtime.packed import Packed
+from pk.runtime.packed import Packed, Submit
 from pk.runtime.rendezvous import differing
 
 if TYPE_CHECKING:
@@ -218,7 +218,10 @@ class PackedTogether(Packed):
 
     __slots__ = ()
 
-    def submit(self, values: Sequence[int | float]) -> bool:
+    def _submitter(self, address: int, scalars: tuple[tuple[str, int, int], ...]) -> Submit:
+        return self._submit
+
+    def _submit(self, values: tuple[int | float, ...]) -> bool:
         """As for other ranks; raises on all what one rank's launch raises."""
         context, group = self.context, self.context.group
         context.check()

@@ -13,11 +13,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pk.runtime.native import native
+
 if TYPE_CHECKING:
     from pk.artifact import Source
     from pk.runtime.context import Context
 
 _FORMATS = {"int": "<i", "float": "<f"}
+_NATIVE_SCALARS = 32  # max_scalars of csrc/submit.cpp
+Submit = Callable[[tuple[int | float, ...]], bool]  # of the scalars' values; see Packed._submit
 Places = tuple[tuple[str, tuple[int, int] | None], ...]
 
 
@@ -26,11 +30,12 @@ class Packed:
 
     name, identity: of the kernel, and what all ranks must agree on.  places: of the tensors that peers address.
     shape: blocks, threads, dynamic shared bytes.  room: counters and bytes of scratch that it uses.
+    submit(values): launch it; see :meth:`_submit`.
     """
 
     __slots__ = (
         "_buffer", "_device", "_enqueue", "_kept", "_scalars", "_stream", "blocks_per_sm", "context", "generation",
-        "identity", "name", "places", "room", "shape",
+        "identity", "name", "places", "room", "shape", "submit",
     )  # fmt: skip
 
     def __init__(
@@ -43,14 +48,16 @@ class Packed:
         self.shape, self.blocks_per_sm, self.room = shape, blocks_per_sm, room
         self._kept = (source, module)  # caches hold their id()
         self._buffer = ctypes.create_string_buffer(data, len(data))
-        self._scalars = tuple(
-            (struct.Struct(_FORMATS[field.kind]).pack_into, field.offset, scalars.index(field.key))
+        found = tuple(
+            (field.kind, field.offset, scalars.index(field.key))
             for field in source.fields
             if field.kind in _FORMATS and field.key in scalars
         )
+        self._scalars = tuple((struct.Struct(_FORMATS[k]).pack_into, offset, index) for k, offset, index in found)
         self._stream = driver.stream
         address = ctypes.addressof(self._buffer)
         self._enqueue = driver.bind(self._device, module.function, shape, address, source.cluster)
+        self.submit = self._submitter(address, found)
 
     def fill(self, values: Sequence[int | float]) -> bool:
         """Set the run-time scalars, in the order of the kernel's parameters; False if one does not fit its 32 bits."""
@@ -61,7 +68,15 @@ class Packed:
             return False
         return True
 
-    def submit(self, values: Sequence[int | float]) -> bool:
+    def _submitter(self, address: int, scalars: tuple[tuple[str, int, int], ...]) -> Submit:
+        """``submit``: the native one (``csrc/submit.cpp``) or its twin :meth:`_submit`."""
+        make = getattr(native(), "Submit", None) if len(scalars) <= _NATIVE_SCALARS else None
+        if make is None:
+            return self._submit
+        state = ctypes.addressof(self.context.state)
+        return make(self.context, state, address, scalars, self._stream, self._device, self._enqueue)
+
+    def _submit(self, values: tuple[int | float, ...]) -> bool:
         """Launch on torch's current stream.  Nothing happens, and it returns False, if a scalar does not fit.
 
         Raises :class:`pk.errors.HangError` if an earlier launch of the group gave up.
@@ -74,7 +89,10 @@ class Packed:
                 return False
             context.attempts += 1
             try:
-                self.enqueue(self._stream(self._device))
+                stream = self._stream(self._device)
+                if stream != context.ordered:
+                    context.follow(stream)
+                self._enqueue(stream)
             except Exception as error:
                 context.submitted = False
                 context.refuse(error)
@@ -98,7 +116,7 @@ class Prepared:
 
     __slots__ = ("_again", "_packed", "_values")
 
-    def __init__(self, packed: Packed, values: Sequence[int | float], again: Callable[[], Packed]) -> None:
+    def __init__(self, packed: Packed, values: tuple[int | float, ...], again: Callable[[], Packed]) -> None:
         self._packed, self._values, self._again = packed, values, again
 
     def __repr__(self) -> str:

@@ -126,7 +126,7 @@ def headline(finding: Finding) -> str:
         EXIT: f"{who} waited {after} for rank {f.peer} to finish this launch",
         PIPELINE: f"{who} waited {after} for pipeline `{f.what}`",
         DISAGREE: f"{who} and rank {f.peer} launch different kernels or different shapes",
-        ASSERT: f"{who}: an assert failed",
+        ASSERT: f"{who}: an assert failed" + (f": {f.what}" if f.what else ""),
         TOLD: f"{who} was told to stop by rank {f.peer}",
     }.get(f.reason, f"{who} gave up (reason {f.reason})")
 

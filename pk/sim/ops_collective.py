@@ -18,8 +18,8 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "min": np.minimu
 def reduce(role: Role, site: Site, target: Window, source: Window) -> Program:
     """``target := source of rank 0 + source of rank 1 + ...`` (or min, max), in float32, rounded once.
 
-    What lies outside the source is 0, what lies outside the target is dropped; NaN wins over numbers.  The ranks' copies
-    are read one after the other, some time from here on; the store lands as those of threads do.  Combined in the network
+    What lies outside the source is 0, what lies outside the target is dropped; NaN wins over numbers.  The copies are
+    read one after the other, some time from here on; the store lands as those of threads do.  Combined in the network
     (``Launch.multicast``), the order of the ranks is any.
     """
     launch, shape = role.launch, site.attr("shape")

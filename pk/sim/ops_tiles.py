@@ -39,7 +39,7 @@ def fma(role: Role, site: Site, x: Any, y: Any, z: Any) -> Array:
 
 
 def _function(of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function of float32, computed in float64 and rounded once; the device is within the ulps that pk.<name> states."""
+    """A function of float32, computed in float64 and rounded once; the device is within what pk.<op> states."""
 
     def meaning(role: Role, site: Site, x: Any) -> Any:
         """The function of a scalar, or of each element of a tile."""

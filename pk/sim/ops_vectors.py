@@ -5,7 +5,7 @@ An index vector is an int32 array ``(R,)``.  Where an op takes one, a scalar sta
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -236,7 +236,7 @@ def fetch_add(role: Role, site: Site, ref: CounterRef, value: int) -> Generator[
     return found
 
 
-MEANING = {
+MEANING: dict[str, Callable[..., Any]] = {
     "gather_async": gather_async,
     "scatter_async": scatter_async,
     "load_elements": load_elements,

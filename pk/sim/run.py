@@ -137,7 +137,8 @@ def _blocks(kernel: ir.Kernel, sms: int, values: dict[str, int | float]) -> dict
     """Which of a rank's blocks each class has: communicators first, and compute at least half of them."""
     number = len(kernel.communicators)
     if sms < 2 * number:
-        what = "a communicator, which needs an SM" if number == 1 else f"{number} communicators, which need {number} SMs"
+        many = f"{number} communicators, which need {number} SMs"
+        what = "a communicator, which needs an SM" if number == 1 else many
         raise errors.ArgumentError(
             f"kernel `{kernel.name}` has {what} beside those that compute, but sms={sms}.\n"
             f"  Simulate with sms={2 * number} or more."

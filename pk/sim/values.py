@@ -92,10 +92,7 @@ def _encode_bfloat16(x: Array) -> Array:
     bits = x.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     out = ((bits + (odd + np.uint32(0x7FFF))) >> np.uint32(16)).astype(np.uint16)
-    nan = np.isnan(x)
-    if nan.any():
-        out[nan] = 0x7FFF  # the one NaN that cvt.rn.bf16.f32 makes
-    return out
+    return np.where(np.isnan(x), np.uint16(0x7FFF), out)  # the one NaN that cvt.rn.bf16.f32 makes
 
 
 @cache
@@ -131,6 +128,5 @@ def _encode_float8(x: Array, dtype: ir.DType) -> Array:
     code = np.searchsorted(middle, magnitude)  # patterns grow with the magnitude; above the last midpoint: saturated
     tie = magnitude == middle[np.minimum(code, len(middle) - 1)]
     code += tie & (code & 1 == 1)
-    out = code.astype(np.uint8)
-    out[np.isnan(x)] = 0x7F
+    out = np.where(np.isnan(x), np.uint8(0x7F), code.astype(np.uint8))
     return out | (np.signbit(x).astype(np.uint8) << np.uint8(7))

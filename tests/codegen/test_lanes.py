@@ -17,7 +17,14 @@ from tests.test_moe import load
 HALF, INT, FLOAT = torch.bfloat16, torch.int32, torch.float32
 SPECS: dict[str, dict[str, Any]] = {
     "gather_rows": {"x": (HALF, 2), "rows": (INT, 1), "y": (HALF, 2)},
-    "exchange_rows": {"x": (HALF, 2), "to": (INT, 1), "y": (HALF, 2), "source": (INT, 1), "seen": (INT, 1), "tickets": (INT, 1)},
+    "exchange_rows": {
+        "x": (HALF, 2),
+        "to": (INT, 1),
+        "y": (HALF, 2),
+        "source": (INT, 1),
+        "seen": (INT, 1),
+        "tickets": (INT, 1),
+    },
     "double_rows": {"x": (HALF, 2), "rows": (INT, 1), "y": (HALF, 2)},
     "segments": {"x": (HALF, 2), "first": (INT, 1), "count": (INT, 1), "y": (HALF, 2)},
     "last_adds": {"x": (INT, 2), "total": (INT, 1)},
@@ -28,7 +35,8 @@ MOE: dict[str, dict[str, Any]] = {
         "origin": (INT, 1), "base_of": (INT, 2), "total_of": (INT, 2), "E": 16, "TOPK": 8,
     },
     "moe_matmul_return": {
-        "y": (HALF, 2), "w": (HALF, 3), "back": (HALF, 2), "origin": (INT, 1), "base_of": (INT, 2), "total_of": (INT, 2),
+        "y": (HALF, 2), "w": (HALF, 3), "back": (HALF, 2), "origin": (INT, 1), "base_of": (INT, 2),
+        "total_of": (INT, 2),
     },
     "moe_weighted_sum": {"back": (HALF, 3), "weight": (FLOAT, 2), "out": (HALF, 2)},
 }  # fmt: skip

@@ -246,6 +246,6 @@ def k(a: pk.Global, b: pk.Global, c: pk.Global):
     source = generate(kernel)
     clean(source)
     consumer = source.text[source.text.index("void consumer(") : source.text.index("void storer(")]
-    steps = ["for (int j", "mma_order.take", "mma(s,", "mma_order.give", "finish_mma", "total(ri, ci) +", "mma_order.close"]
-    places = [consumer.index(step) for step in steps]
+    steps = ["for (int j", "mma_order.take", "mma(s,", "mma_order.give", "finish_mma", "total(ri, ci) +"]
+    places = [consumer.index(step) for step in [*steps, "mma_order.close"]]
     assert places == sorted(places)

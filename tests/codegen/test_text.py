@@ -127,10 +127,10 @@ def test_run_time_scalars_are_members() -> None:
 # ------------------------------------------------------------------------------------------------ order of the text
 def test_ranks_meet_before_the_first_remote_access_of_each_role() -> None:
     text = source_of("matmul_reduce_scatter").text
-    enter, add = text.index("enter(role, SITE_C_STORE_ADD_ASYNC)"), text.index("store_add_async(p.c_maps")
-    assert enter < add
-    assert text.count("enter(role") == 1  # the other adds of the task come after it
-    assert "enter(role" not in source_of("matmul").text
+    meet, add = text.index("deferred.meet(role, SITE_C_STORE_ADD_ASYNC)"), text.index("store_add_async(p.c_maps")
+    assert meet < add
+    assert text.count("meet(role") == 1  # the other adds of the task come after it
+    assert not re.search(r"meet\(role|enter\(role", source_of("matmul").text)
 
 
 def test_own_copy_of_a_parallel_needs_no_meeting() -> None:
@@ -143,8 +143,10 @@ def test_own_copy_of_a_parallel_needs_no_meeting() -> None:
 
 def test_a_stage_is_free_before_its_role_may_block_elsewhere() -> None:
     text = readable(source_of("matmul_reduce_scatter").text)
-    before_signal = text[: text.index("signal_all(role")]
-    assert before_signal.rstrip().splitlines()[-2].strip() == "shared.output_ring.finish_stores(output_at);"
+    lines = [line.strip() for line in text[text.index("void storer(") :].splitlines()]
+    end = lines.index("shared.output_ring.finish_stores(output_at);")  # the next task may wait
+    assert lines[end + 1] == "}"
+    assert any(line.startswith("wait(role") for line in lines[:end])
 
 
 def test_accumulator_is_read_after_its_mma_has_finished() -> None:

@@ -81,7 +81,7 @@ def broadcast(x: pk.Global, out: pk.Parallel, R: pk.constexpr, C: pk.constexpr, 
 
 @pk.kernel
 def copy(x: pk.Global, out: pk.Parallel, R: pk.constexpr, C: pk.constexpr, TO: pk.constexpr = "next"):
-    """(..., rows, cols), 2 to 4 dimensions both: to the next rank, or to every rank at element ``rank`` of the first."""
+    """(..., rows, cols), 2 to 4 dimensions both: to the next rank: stored, or added."""
     stage = pk.pipeline(1, x=pk.shared((R, C), x.dtype))
     lead = x.shape[:-2]
     first = lead[0] if len(lead) > 0 else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,7 @@ def test_the_runtime_refuses_what_it_cannot_give(monkeypatch: pytest.MonkeyPatch
     with env.overriding(PK_MULTICAST="1"):
         with pytest.raises(errors.BackendError, match="cannot allocate multicast memory"):
             multicast.refuse(source)
-        with env.overriding(NCCL_NVLS_ENABLE="0"), pytest.raises(errors.BackendError, match="NCCL_NVLS_ENABLE=0 forbids"):
+        with env.overriding(NCCL_NVLS_ENABLE="0"), pytest.raises(errors.BackendError, match="=0 forbids"):
             multicast.refuse(source)
     multicast.refuse(dataclasses.replace(source, multicast=False))
 
@@ -168,5 +169,4 @@ def test_nothing_creates_multicast_objects() -> None:
     """NVLink multicast objects can take GPUs of a shared host out of service: pk has no code that makes one."""
     package = Path(pk.__file__).parent
     for file in [*package.rglob("*.py"), *package.rglob("*.cuh"), *(package.parent / "csrc").rglob("*.cpp")]:
-        calls = [line for line in file.read_text().splitlines() if "MulticastCreate" in line and "(" in line.split("MulticastCreate")[1][:1]]
-        assert not calls, file
+        assert not re.search(r"MulticastCreate\s*\(", file.read_text()), file

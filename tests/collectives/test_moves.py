@@ -1,4 +1,4 @@
-"""What TMA moves between ranks: every dtype, tiles from 16 x 16 to 256 x 256, vectors, 2 to 4 dimensions, one or all."""
+"""What TMA moves between ranks: every dtype, tiles from 16 x 16 to 256 x 256, vectors, 2 to 4 dimensions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def test_tiles_to_the_next_rank(tile: tuple[int, int], dtype: DType) -> None:
 def test_adds(dtype: DType) -> None:
     xs = [numbers(r, dtype, 70, 90) for r in range(2)]
     outs = [numbers(10 + r, dtype, 70, 90) for r in range(2)]
-    want = [
-        encode(decode(outs[r].array, dtype) + decode(xs[1 - r].array, dtype), dtype) for r in range(2)
-    ]
+    want = [encode(decode(outs[r].array, dtype) + decode(xs[1 - r].array, dtype), dtype) for r in range(2)]
     run(kernels.copy, [{"x": x, "out": out} for x, out in zip(xs, outs, strict=True)], R=32, C=64, TO="add")
     assert all(np.array_equal(out.array, w) for out, w in zip(outs, want, strict=True))
 

@@ -1,4 +1,4 @@
-"""``pk.reduce`` and ``pk.all_reduce`` in the simulator: the exact bits, at every world size, dtype, shape and schedule."""
+"""``pk.reduce`` and ``pk.all_reduce`` in the simulator: exact bits at every world size, dtype, shape and schedule."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pk.kernel import Kernel
 from pk.sim import SimTensor, simulate
 from pk.sim.values import STORAGE, decode, encode, poisoned
 from tests.collectives import kernels
+from tests.sim import build
 
 DTYPES = pytest.mark.parametrize("dtype", [bfloat16, float16, float32], ids=str)
 COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
@@ -123,13 +124,13 @@ def test_a_consumer_reduces_what_storers_have_signalled(world: int) -> None:
 def test_results_do_not_depend_on_the_schedule_but_in_the_network() -> None:
     xs = [random(r, float32, 16, 64) for r in range(8)]
     seen: dict[bool, set[bytes]] = {False: set(), True: set()}
-    for multicast in seen:
+    for multicast, results in seen.items():
         for seed in range(6):
             args = [{"x": x, "out": empty(float32, 16, 64)} for x in xs]
             run(kernels.reduce_2d, args, seed=seed, multicast=multicast, R=4, C=64)
             want = sum(x.array.astype(np.float64) for x in xs)
             assert np.abs(args[0]["out"].array - want).max() < 1e-5
-            seen[multicast].add(b"".join(mine["out"].array.tobytes() for mine in args))
+            results.add(b"".join(mine["out"].array.tobytes() for mine in args))
     assert len(seen[False]) == 1
     assert len(seen[True]) > 1  # the switch adds in any order: float32 sums, but not always the same ones
 
@@ -139,3 +140,21 @@ def test_a_run_time_group_only_orders_the_tasks() -> None:
         seen = SimTensor(np.ones((97, 130), STORAGE[float32]), float32)
         run(kernels.tiles_in_groups, [{"seen": seen, "group": group}])
         assert (seen.array == 2).all()
+
+
+def test_without_its_wait_a_sum_misses_terms() -> None:
+    from tests.collectives.test_examples import example
+
+    kernel = example("03_matmul_all_reduce").matmul_all_reduce
+    small = {"BM": 128, "BN": 64, "P": 64, "COMM": 1}
+    program = kernel.specialise(**{n: pk.spec(bfloat16, 2) for n in "abc"}, **small).ir
+    for mutant, right in ((program, True), (build.without(program, "wait"), False)):
+        outcomes = set()
+        for seed in range(6):
+            pairs = [(random(r, bfloat16, 130, 40), random(50 + r, bfloat16, 40, 136)) for r in range(3)]
+            args = [{"a": a, "b": b, "c": empty(bfloat16, 130, 136)} for a, b in pairs]
+            simulate(mutant, args, seed=seed, sms=3)
+            want = sum(decode(a.array, bfloat16).astype(np.float64) @ decode(b.array, bfloat16) for a, b in pairs)
+            errors = [np.linalg.norm(decode(mine["c"].array, bfloat16) - want) / np.linalg.norm(want) for mine in args]
+            outcomes.add(max(errors, key=lambda e: np.inf if np.isnan(e) else e) < 1e-2)
+        assert outcomes == {True} if right else False in outcomes

@@ -89,7 +89,7 @@ class Case:
 
     def ir(self) -> ir.Kernel:
         """Its IR."""
-        return self.program().ir  # type: ignore[no-any-return]
+        return self.program().ir
 
     def arguments(self, world: int) -> list[Arguments]:
         """Every rank's arguments."""
@@ -155,7 +155,7 @@ def blank(shape: tuple[int, ...], dtype: torch.dtype, parallel: bool = False) ->
 def bits(t: torch.Tensor) -> Array:
     """The storage of ``t`` as integers; all NaNs alike."""
     if t.dtype == I32:
-        return t.numpy()  # type: ignore[no-any-return]
+        return t.numpy()
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()]
     plain: Array = t.contiguous().view(width).numpy()
     return np.where(t.to(torch.float32).isnan().numpy(), 0x7F, plain)
@@ -186,7 +186,7 @@ def disagree(got: torch.Tensor, other: torch.Tensor, want: Want, signed: bool = 
 
 def _differ(x: torch.Tensor, y: torch.Tensor, signed: bool) -> Array:
     both_zero = (x.to(torch.float32) == 0) & (y.to(torch.float32) == 0)
-    return (bits(x) != bits(y)) & (~both_zero.numpy() | signed)  # type: ignore[no-any-return]
+    return (bits(x) != bits(y)) & (~both_zero.numpy() | signed)
 
 
 def _outside(got: torch.Tensor, value: Array, slack: Array) -> str:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from tests.conformance import cases_control, cases_moves, cases_registers, cases_signals
+from tests.conformance import (
+    cases_collectives,
+    cases_control,
+    cases_moves,
+    cases_registers,
+    cases_schedule,
+    cases_signals,
+    cases_tensor_core,
+    cases_tiles,
+    cases_vectors,
+)
 from tests.conformance.case import Case
 
-MODULES = (cases_moves, cases_registers, cases_signals, cases_control)
+MODULES = (
+    cases_moves,
+    cases_registers,
+    cases_tiles,
+    cases_schedule,
+    cases_signals,
+    cases_tensor_core,
+    cases_control,
+    cases_collectives,
+    cases_vectors,
+)
 CASES: dict[str, Case] = {}
 for _module in MODULES:
     for _case in _module.CASES:

@@ -80,7 +80,10 @@ def _optional(given: bool) -> Case:
 
 
 CASES = [
-    *[_scalars(i, j, f) for i, j, f in ((7, 3, 0.1), (-7, 3, -2.5), (7, -3, 1e-3), (-9, -4, 3.0), (0, 5, 7.25), (4, 4, 1))],
+    *[
+        _scalars(i, j, f)
+        for i, j, f in ((7, 3, 0.1), (-7, 3, -2.5), (7, -3, 1e-3), (-9, -4, 3.0), (0, 5, 7.25), (4, 4, 1))
+    ],
     *[_loops(n, constant) for n in (0, 1, 6) for constant in (2, 4)],
     *[_visits(group, shape) for group in (1, 3, 8) for shape in ((2, 100, 60), (1, 16, 16), (3, 170, 40))],
     _optional(True),

@@ -40,7 +40,7 @@ def shapes(tile: tuple[int, int]) -> tuple[int, int]:
 
 def size(dtype: torch.dtype) -> int:
     """Bytes of an element."""
-    return torch.empty(0, dtype=dtype).element_size()
+    return int(torch.empty(0, dtype=dtype).element_size())
 
 
 def tiles(dtype: torch.dtype) -> list[tuple[int, int]]:
@@ -80,17 +80,13 @@ def copies() -> list[Case]:
     found = []
     for dtype in MOVED:
         d = short(dtype)
-        for width in (64, 256) if dtype != BF16 else (8, 64, 256, 512):
-            found.append(_copy(f"copy_1d.{d}.{width}", k.copy_1d, (3 * width - 16,), dtype, C=width))
+        widths = (64, 256) if dtype != BF16 else (8, 64, 256, 512)
+        found += [_copy(f"copy_1d.{d}.{c}", k.copy_1d, (3 * c - 16,), dtype, C=c) for c in widths]
         for tile in tiles(dtype):
             label = f"copy_2d.{d}.{tile[0]}x{tile[1]}"
-            found.append(
-                _copy(label, k.copy_2d, shapes(tile), dtype, R=tile[0], C=tile[1], STAGES=stages(tile, dtype))
-            )
+            found.append(_copy(label, k.copy_2d, shapes(tile), dtype, R=tile[0], C=tile[1], STAGES=stages(tile, dtype)))
         found.append(_copy(f"copy_3d.{d}", k.copy_3d, (3, 70, 90), dtype, R=32, C=64))
-        found.append(
-            _copy(f"copy_4d.{d}", k.copy_4d, (2, 3, 37, 50), dtype, lambda x: x[::-1].copy(), R=16, C=32)
-        )
+        found.append(_copy(f"copy_4d.{d}", k.copy_4d, (2, 3, 37, 50), dtype, lambda x: x[::-1].copy(), R=16, C=32))
         found.append(_copy(f"rows_1d.{d}", k.rows_1d, (5, 150), dtype, lambda x: x[::-1].copy(), C=64))
     found.append(_copy("copy_2d.deep", k.copy_2d, (100, 700), BF16, R=32, C=64, STAGES=5))
     found.append(_copy("copy_2d.one_stage", k.copy_2d, (100, 300), F32, R=32, C=32, STAGES=1))
@@ -115,9 +111,7 @@ def _shifted(dtype: torch.dtype, down: int) -> Case:
             results.append({"y": y})
         return results
 
-    return Case(
-        f"shifted.{short(dtype)}.{down}", k.shifted, make, meaning, {"UNIT": unit}, {"down": down}, worlds=(1,)
-    )
+    return Case(f"shifted.{short(dtype)}.{down}", k.shifted, make, meaning, {"UNIT": unit}, {"down": down}, worlds=(1,))
 
 
 # -------------------------------------------------------------------------------------------------------- peers
@@ -151,12 +145,11 @@ def pushes() -> list[Case]:
     found = []
     for dtype in MOVED:
         d = short(dtype)
-        for to in ("all", "right"):
-            found.append(_push(f"push_1d.{d}.{to}", k.push_1d, (300,), dtype, to, C=128))
-        for to in ("all", "me", "near"):
-            found.append(_push(f"push_2d.{d}.{to}", k.push_2d, (70, 90), dtype, to, R=32, C=64))
-        for to in ("all", "mirror"):
-            found.append(_push(f"push_3d.{d}.{to}", k.push_3d, (2, 37, 50), dtype, to, R=16, C=32))
+        found += [
+            *[_push(f"push_1d.{d}.{to}", k.push_1d, (300,), dtype, to, C=128) for to in ("all", "right")],
+            *[_push(f"push_2d.{d}.{to}", k.push_2d, (70, 90), dtype, to, R=32, C=64) for to in ("all", "me", "near")],
+            *[_push(f"push_3d.{d}.{to}", k.push_3d, (2, 37, 50), dtype, to, R=16, C=32) for to in ("all", "mirror")],
+        ]
     for tile in ((16, 16), (256, 64), (128, 256), (256, 256)):
         label = f"push_2d.bfloat16.all.{tile[0]}x{tile[1]}"
         big = _push(label, k.push_2d, (260, 270), BF16, "all", R=tile[0], C=tile[1], STAGES=stages(tile, BF16))
@@ -262,9 +255,9 @@ def adds() -> list[Case]:
         found.append(_add_3d(dtype))
         found.append(_add_local(f"add_4d.{d}", k.add_4d, (2, 2, 20, 40), dtype, 1, R=16, C=32))
     for tile in ((16, 16), (256, 128)):
-        found.append(
-            _add(f"add_2d.bfloat16.{tile[0]}x{tile[1]}", (260, 140), BF16, "all", True, R=tile[0], C=tile[1])
-        )
+        label = f"add_2d.bfloat16.{tile[0]}x{tile[1]}"
+        big = _add(label, (tile[0] + 4, tile[1] + 12), BF16, "all", True, R=tile[0], C=tile[1])
+        found.append(dataclasses.replace(big, worlds=(1, 3)))
     return found
 
 

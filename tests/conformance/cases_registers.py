@@ -154,8 +154,7 @@ def computations() -> list[Case]:
     found = [_arith(d, False) for d in (F32, BF16, F16, E4M3, E5M2)]
     found += [_arith(F32, True), _arith(F32, False, (128, 32), 2), _arith(F32, False, (192, 16), 3)]
     found += [_loop_state(depth) for depth in (0, 1, 7)]
-    found += [_pieces(F32, (64, 64), 16), _pieces(BF16, (64, 128), 64), _pieces(F16, (128, 64), 8)]
-    found += [_pieces(I32, (64, 64), 32), _pieces(E4M3, (64, 64), 16), _pieces(E5M2, (64, 64), 32)]
+    found += [_pieces(dtype, (16, 512), 256) for dtype in (F32, BF16, F16, I32, E4M3, E5M2)]
     return found
 
 

@@ -47,7 +47,10 @@ def _walk(kernel: ir.Kernel, node: Any, role: str, found: set[Use]) -> None:
     if isinstance(node, ir.Role):
         role = node.kind
     if isinstance(node, ir.Do | ir.Call):
-        found.add(_use(kernel, node, role))
+        windows = [w for o in node.operands for w in _windows(o)]
+        if not windows:
+            found.add(_use(kernel, node, role, None))
+        found.update(_use(kernel, node, role, window) for window in windows)
     elif isinstance(node, ir.Unary | ir.Binary) and any(isinstance(_type(x), Tile) for x in split.children(node)):
         operand = next(t for x in split.children(node) if isinstance(t := _type(x), Tile))
         found.add(Use(f"tile {node.op}", operand.dtype.name, role, operand.shape))
@@ -71,21 +74,21 @@ def _type(e: Any) -> Any:
     return getattr(e, "type", None)
 
 
-def _use(kernel: ir.Kernel, node: ir.Do | ir.Call, role: str) -> Use:
+def _use(kernel: ir.Kernel, node: ir.Do | ir.Call, role: str, window: ir.Memory | None) -> Use:
     shared = [o for o in node.operands if isinstance(o, ir.Shared)]
-    windows = [w for o in node.operands for w in _windows(o)]
     values = [t for o in node.operands if isinstance(t := _type(o), Tile)]
     result = node.type if isinstance(node, ir.Call) else None
-    ndim, where = (len(windows[0].coord), _where(kernel, windows[0])) if windows else (0, "")
+    ndim, where = (len(window.coord), _where(kernel, window)) if window else (0, "")
     tile: tuple[int, ...] = shared[0].type.shape if shared else values[0].shape if values else ()
     if node.op == "mma":
         factor = _type(node.operands[1])
         return Use("mma", factor.dtype.name, role, (values[0].shape[0], values[0].shape[1], factor.shape[-1]))
     if shared:
         dtype = shared[0].type.dtype.name
-    elif windows:
-        dtype = kernel.tensor(windows[0].tensor).dtype.name
-        tile = result.shape if isinstance(result, Tile) else tile or tuple(dict(node.attrs).get("shape", ()))  # type: ignore[arg-type]
+    elif window:
+        dtype = kernel.tensor(window.tensor).dtype.name
+        shape: Any = dict(node.attrs).get("shape", ())
+        tile = result.shape if isinstance(result, Tile) else tile or tuple(shape)
     elif any(isinstance(o, ir.Signal) for o in node.operands):
         dtype = COUNTERS
     elif result is not None:
@@ -104,9 +107,9 @@ def _windows(o: Any) -> list[ir.Memory]:
 def _where(kernel: ir.Kernel, window: ir.Memory) -> str:
     if window.everyone:
         return "everyone"
-    if window.rank is None or isinstance(window.rank, ir.Rank):
-        return "own"
-    return "one rank"
+    mine = {s.var.name for s in kernel.prologue if isinstance(s, ir.Assign) and isinstance(s.value, ir.Rank)}
+    me = isinstance(window.rank, ir.Rank) or (isinstance(window.rank, ir.Var) and window.rank.name in mine)
+    return "own" if window.rank is None or me else "one rank"
 
 
 # ------------------------------------------------------------------------------------------- functions of the language

@@ -1,6 +1,7 @@
 """Random chains of register-tile operations: the lines of a consumer, and the same in NumPy.
 
-NumPy computes on arrays of tiles, (row block, column block, R, C), zeros beyond the edges of the tensor as a load gives.
+NumPy computes on arrays of tiles, (row block, column block, R, C), zeros beyond the edges of the tensor, as a load
+gives.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Chain:
 def parity(tiles: Array) -> Array:
     """(row blocks, column blocks, 1, 1): whether m + n is even."""
     m, n = np.ogrid[: tiles.shape[0], : tiles.shape[1]]
-    return ((m + n) % 2 == 0)[:, :, None, None]  # type: ignore[no-any-return]
+    return ((m + n) % 2 == 0)[:, :, None, None]
 
 
 def unary(gen: random.Random, x: str, whole: bool) -> tuple[str, Step]:
@@ -71,6 +72,31 @@ def unary(gen: random.Random, x: str, whole: bool) -> tuple[str, Step]:
     return gen.choice(options)
 
 
+def across(gen: random.Random, x: str, y: str, tile: tuple[int, int]) -> tuple[str, Step]:
+    """One operation that looks across a tile: a reduction that is broadcast again, or a mask of columns or rows."""
+    (r, c), at = tile, gen.randint(0, 60)
+    seven = np.float32(7)
+    options: list[tuple[str, Step]] = [
+        (f"{x} - pk.max({y}, axis=1)", lambda s: s[x] - s[y].max(axis=3, keepdims=True)),
+        (f"pk.min({y}, axis=1) + {x}", lambda s: s[y].min(axis=3, keepdims=True) + s[x]),
+        (f"{x} + pk.max({y}, axis=0)", lambda s: s[x] + s[y].max(axis=2, keepdims=True)),
+        (
+            f"pk.where(n * {c} + pk.iota((1, {c})) < {at}, {x}, 7.0)",
+            lambda s: np.where(_columns(s[x]) < at, s[x], seven),
+        ),
+        (f"pk.where(m * {r} + pk.iota(({r}, 1)) >= {at}, {x}, {y})", lambda s: np.where(_rows(s[x]) >= at, s[x], s[y])),
+    ]
+    return gen.choice(options)
+
+
+def _columns(tiles: Array) -> Array:
+    return np.arange(tiles.shape[1] * tiles.shape[3]).reshape(1, tiles.shape[1], 1, tiles.shape[3])
+
+
+def _rows(tiles: Array) -> Array:
+    return np.arange(tiles.shape[0] * tiles.shape[2]).reshape(tiles.shape[0], 1, tiles.shape[2], 1)
+
+
 def binary(gen: random.Random, x: str, y: str, whole: bool) -> tuple[str, Step]:
     """One operation on ``x`` and ``y``."""
     options: list[tuple[str, Step]] = [
@@ -87,22 +113,33 @@ def binary(gen: random.Random, x: str, y: str, whole: bool) -> tuple[str, Step]:
     return gen.choice(options)
 
 
-def chain(gen: random.Random, inputs: list[str], whole: bool, length: int, scalars: dict[str, Any]) -> Chain:
+def chain(
+    gen: random.Random, inputs: list[str], whole: bool, length: int, scalars: dict[str, Any], tile: tuple[int, int]
+) -> Chain:
     """A chain of ``length`` operations; with ``whole`` numbers stay whole, and the result within -8..8."""
-    made = Chain([], [(n, lambda s, v=v: np.float32(v)) for n, v in scalars.items()], inputs[0])  # type: ignore[misc]
+    made = Chain([], [(n, _constant(v)) for n, v in scalars.items()], inputs[0])
     names, previous = list(inputs), inputs[0]
     for i in range(length):
         name = f"v{i}"
         other = gen.choice(names)
         if gen.random() < 0.15:
             (a, run_a), (b, run_b) = unary(gen, previous, whole), binary(gen, previous, other, whole)
-            made.lines += [f"{name} = {previous}", "if (m + n) % 2 == 0:", f"    {name} = {a}", "else:", f"    {name} = {b}"]
+            made.lines += [
+                f"{name} = {previous}",
+                "if (m + n) % 2 == 0:",
+                f"    {name} = {a}",
+                "else:",
+                f"    {name} = {b}",
+            ]
             step: Step = _branch(run_a, run_b, previous)
         elif gen.random() < 0.15:
             text, run = unary(gen, name, whole)
             turns = gen.randint(0, 2)
             made.lines += [f"{name} = {previous}", f"for _ in pk.range({turns}):", f"    {name} = {text}"]
             step = _loop(run, previous, name, turns)
+        elif gen.random() < 0.15:
+            text, step = across(gen, previous, other, tile)
+            made.lines.append(f"{name} = {text}")
         else:
             text, step = unary(gen, previous, whole) if gen.random() < 0.4 else binary(gen, previous, other, whole)
             made.lines.append(f"{name} = {text}")
@@ -112,9 +149,17 @@ def chain(gen: random.Random, inputs: list[str], whole: bool, length: int, scala
     made.result = previous
     if whole:
         made.lines.append(f"last = pk.max(pk.min({previous}, 8.0), -8.0)")
-        made.steps.append(("last", lambda s, p=previous: np.clip(s[p], np.float32(-8), np.float32(8))))  # type: ignore[misc]
+        made.steps.append(("last", _clipped(previous)))
         made.result = "last"
     return made
+
+
+def _constant(value: float) -> Step:
+    return lambda s: np.float32(value)
+
+
+def _clipped(x: str) -> Step:
+    return lambda s: np.clip(s[x], np.float32(-8), np.float32(8))
 
 
 def _branch(run_a: Step, run_b: Step, x: str) -> Step:

@@ -14,64 +14,34 @@ import importlib.util
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.conformance.case import BF16, E4M3, E5M2, F16, F32, I32, Arg, Arguments, Array, Case, Want, blank, rounded, short
+from tests.conformance.case import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    I32,
+    Arg,
+    Arguments,
+    Array,
+    Case,
+    Want,
+    blank,
+    rounded,
+    short,
+)
 from tests.conformance.random_chains import blocked, chain, joined
+from tests.conformance.random_parts import Program, Unsuitable, Value, text
 
 COUNT = 500
 WORLDS = (1, 2, 4, 8)
 LIMIT = 200_000  # bytes of shared memory a program may use
-
-
-@dataclass
-class Value:
-    """A tensor of the program.  ``data``: what each rank's copy holds in the end, (rows, cols) or (world, rows, cols).
-
-    ``made``: the tile it was made in, and how often each of its counters ``done[copy or slot, m, n]`` is raised; None for
-    an input, which is there from the start.  ``anyone``: every rank is told, else only the one that holds the copy.
-    """
-
-    name: str
-    kind: str  # global, parallel or scratch
-    dtype: torch.dtype
-    slots: bool
-    rows: str
-    cols: str
-    data: list[Array]
-    made: tuple[tuple[int, int], str] | None = None
-    anyone: bool = True
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.data[0].shape[-2:]
-
-    @property
-    def read_as(self) -> str:
-        """Its own copy, in the language."""
-        return self.name if self.kind == "global" else f"{self.name}[me]"
-
-
-@dataclass
-class Program:
-    """A program being made."""
-
-    seed: int
-    world: int
-    whole: bool
-    values: list[Value] = field(default_factory=list)
-    params: list[Value] = field(default_factory=list)
-    top: list[str] = field(default_factory=list)
-    first: list[str] = field(default_factory=list)  # the communicator's body
-    body: list[str] = field(default_factory=list)
-    shared: int = 0
-    scalars: dict[str, Any] = field(default_factory=dict)
 
 
 class Generator:
@@ -82,9 +52,13 @@ class Generator:
         self.numbers = np.random.default_rng(seed)
         world = self.gen.choice(WORLDS)
         self.p = Program(seed, world, self.gen.random() < 0.6)
-        self.p.scalars = {"alpha": float(self.gen.choice((-1, 2))) if self.p.whole else 0.625, "shift": self.gen.randint(-2, 2)}
+        self.p.scalars = {
+            "alpha": float(self.gen.choice((-1, 2))) if self.p.whole else 0.625,
+            "shift": self.gen.randint(-2, 2),
+        }
         self.shape = (self.gen.randint(1, 150), 16 * self.gen.randint(1, 9))
         self.phases = 0
+        self.dynamic = self.gen.random() < 0.25
         self.groups = self.gen.choice((1, 1, 2))  # all consumers of a class have the same
 
     # ------------------------------------------------------------------------------------------------- tensors
@@ -195,6 +169,8 @@ class Generator:
         lines = [loop, *(f"    {line}" for line in shared)]
         for head, body in roles.items():
             lines += [f"    with pk.{head}:", *(f"        {line}" for line in body)]
+        if self.dynamic:  # a class is all dynamic or not at all
+            lines[0] = loop.removesuffix("):") + ", dynamic=True):"
         alone = first and not self.p.first and not self.p.body and self.gen.random() < 0.3
         (self.p.first if alone else self.p.body).extend(lines)
 
@@ -211,7 +187,7 @@ class Generator:
         output = self.pipe("o", tile, dtype)
         if output is None or None in pipes:
             return False
-        made = chain(gen, [f"r{i}" for i in range(len(sources))], self.p.whole, gen.randint(1, 6), self.p.scalars)
+        made = chain(gen, [f"r{i}" for i in range(len(sources))], self.p.whole, gen.randint(1, 6), self.p.scalars, tile)
         by = gen.randint(1, 3)
         out = self.output((sources[0].rows, sources[0].cols), dtype, where == "everyone", where != "own", last)
         waits = [line for v, _, rank, _ in picks for line in self.wait(v, rank, tile)]
@@ -237,7 +213,10 @@ class Generator:
         self.emit(loop, shared, roles, first=True)
         results = []
         for me in range(world):
-            tiles = {f"r{i}": blocked(v.data[(me + d) % world].astype(np.float32), tile) for i, (v, _, _, d) in enumerate(picks)}
+            tiles = {
+                f"r{i}": blocked(v.data[(me + d) % world].astype(np.float32), tile)
+                for i, (v, _, _, d) in enumerate(picks)
+            }
             results.append(rounded(joined(made.run(tiles), self.shape), dtype))
         if where == "everyone":
             out.data = [np.stack(results)] * world
@@ -260,12 +239,18 @@ class Generator:
         by, everyone = gen.randint(0, 3), gen.random() < 0.5
         out = self.output((value.rows, value.cols), value.dtype, everyone, True, last)
         out.anyone = everyone or gen.random() < 0.6
-        loader = [*self.wait(value, rank, tile), f"with {pipe}.fill() as s:", f"    pk.load_async(s.t, {operand}, (m, n))"]
+        loader = [
+            *self.wait(value, rank, tile),
+            f"with {pipe}.fill() as s:",
+            f"    pk.load_async(s.t, {operand}, (m, n))",
+        ]
         to = f"(me + {by}) % W"
         target = f"{out.name}, s.t, (me, m, n)" if everyone else f"{out.name}[{to}], s.t, (m, n)"
         storer = [f"with {pipe}.drain() as s:", f"    pk.store_async({target})"]
         storer += self.tell(out, tile, "me" if everyone else to, "me" if everyone else to)
-        loop = f"for m, n in pk.tasks(pk.cdiv({value.rows}, {r}), pk.cdiv({value.cols}, {c}), group={gen.choice((1, 3))}):"
+        loop = (
+            f"for m, n in pk.tasks(pk.cdiv({value.rows}, {r}), pk.cdiv({value.cols}, {c}), group={gen.choice((1, 3))}):"
+        )
         self.emit(loop, [], {"loader()": loader, "storer()": storer}, first=True)
         seen = [value.data[(me + distance) % world] for me in range(world)]
         out.data = [np.stack(seen)] * world if everyone else [seen[(q - by) % world] for q in range(world)]
@@ -274,7 +259,11 @@ class Generator:
     def slotted(self, dtypes: tuple[torch.dtype, ...]) -> Value:
         """A tensor with a slot for each rank: an earlier one, or a new input."""
         known = self.sources(True, dtypes)
-        return self.gen.choice(known) if known and self.gen.random() < 0.8 else self.input(self.gen.choice(dtypes), slots=True)
+        return (
+            self.gen.choice(known)
+            if known and self.gen.random() < 0.8
+            else self.input(self.gen.choice(dtypes), slots=True)
+        )
 
     def exchange(self, last: bool) -> bool:
         """All to all: slot q of mine becomes slot ``me`` of rank q's copy."""
@@ -287,12 +276,21 @@ class Generator:
             return False
         out = self.output((value.rows, value.cols), value.dtype, True, True, last)
         out.anyone = False
-        loader = [*self.wait(value, "q", tile), f"with {pipe}.fill() as s:", f"    pk.load_async(s.t, {value.read_as}, (q, m, n))"]
+        loader = [
+            *self.wait(value, "q", tile),
+            f"with {pipe}.fill() as s:",
+            f"    pk.load_async(s.t, {value.read_as}, (q, m, n))",
+        ]
         storer = [f"with {pipe}.drain() as s:", f"    pk.store_async({out.name}[q], s.t, (me, m, n))"]
         storer += self.tell(out, tile, "me", "q")
         start = gen.randint(0, 2)
         grid = f"pk.cdiv({value.rows}, {r}), pk.cdiv({value.cols}, {c})"
-        self.emit(f"for q, m, n in pk.tasks(pk.ranks_from(me + {start}), {grid}):", [], {"loader()": loader, "storer()": storer}, True)
+        self.emit(
+            f"for q, m, n in pk.tasks(pk.ranks_from(me + {start}), {grid}):",
+            [],
+            {"loader()": loader, "storer()": storer},
+            True,
+        )
         out.data = [np.stack([value.data[src][q] for src in range(world)]) for q in range(world)]
         return True
 
@@ -307,13 +305,20 @@ class Generator:
             return False
         start = gen.choice((None, 1, 2))
         over = "pk.range(W)" if start is None else f"pk.ranks_from(me + {start})"
-        text, run = gen.choice((("acc + r", np.add), ("pk.max(acc, r)", np.maximum), ("r - acc", lambda acc, r: r - acc)))
+        text, run = gen.choice(
+            (("acc + r", np.add), ("pk.max(acc, r)", np.maximum), ("r - acc", lambda acc, r: r - acc))
+        )
         out = self.output((value.rows, value.cols), dtype, False, False, last)
         out.anyone = gen.random() < 0.6
-        fill = [*self.wait(value, "q", tile), f"with {pipe}.fill() as s:", f"    pk.load_async(s.t, {value.read_as}, (q, m, n))"]
+        fill = [
+            *self.wait(value, "q", tile),
+            f"with {pipe}.fill() as s:",
+            f"    pk.load_async(s.t, {value.read_as}, (q, m, n))",
+        ]
         loader = [f"for q in {over}:", *(f"    {line}" for line in fill)]
         consumer = [
-            f"acc = pk.zeros(({r}, {c}))", f"for q in {over}:", f"    with {pipe}.drain() as s:", "        r = pk.load(s.t)",
+            f"acc = pk.zeros(({r}, {c}))", f"for q in {over}:",
+            f"    with {pipe}.drain() as s:", "        r = pk.load(s.t)",
             f"    acc = {text}", f"with {output}.fill() as s:", "    pk.store(s.t, acc)",
         ]  # fmt: skip
         storer = [f"with {output}.drain() as s:", f"    pk.store_async({out.read_as}, s.t, (m, n))"]
@@ -345,7 +350,11 @@ class Generator:
         grid = f"pk.cdiv({value.rows}, {r}), pk.cdiv({value.cols}, {c})"
         self.p.top.append(f"begun{self.phases} = pk.signals(W, {grid})")
         begun = f"begun{self.phases}, (q, m, n)"
-        loader = [*self.wait(value, "q", tile), f"with {pipe}.fill() as s:", f"    pk.load_async(s.t, {value.read_as}, (q, m, n))"]
+        loader = [
+            *self.wait(value, "q", tile),
+            f"with {pipe}.fill() as s:",
+            f"    pk.load_async(s.t, {value.read_as}, (q, m, n))",
+        ]
         storer = [
             "if q != me:", f"    pk.wait({begun}, 1)", f"with {pipe}.drain() as s:", "    if q == me:",
             f"        pk.store_async({out.name}[me], s.t, (m, n))", "    else:",
@@ -353,8 +362,10 @@ class Generator:
         ]  # fmt: skip
         storer += self.tell(out, tile, "q", "q")
         out.made = (tile, f"{out.made[1]} * W" if out.made else "")
-        self.emit(f"for q, m, n in pk.tasks(pk.ranks_from(me), {grid}):", [], {"loader()": loader, "storer()": storer}, True)
-        out.data = [sum(value.data[src][q] for src in range(world)) for q in range(world)]  # type: ignore[misc]
+        self.emit(
+            f"for q, m, n in pk.tasks(pk.ranks_from(me), {grid}):", [], {"loader()": loader, "storer()": storer}, True
+        )
+        out.data = [sum(value.data[src][q] for src in range(world)) for q in range(world)]
         if max(sum(np.abs(value.data[src][q]) for src in range(world)).max() for q in range(world)) > 250:
             raise Unsuitable
         return True
@@ -383,14 +394,18 @@ class Generator:
         out.anyone = gen.random() < 0.6
         steps = f"for k in pk.range(pk.cdiv({a.cols}, {bk})):"
         loader = [
-            *self.wait(a, rank, (0, 0)), steps, f"    with {pa}.fill() as s:", f"        pk.load_async(s.t, {operand}, (m, k))",
+            *self.wait(a, rank, (0, 0)), steps,
+            f"    with {pa}.fill() as s:", f"        pk.load_async(s.t, {operand}, (m, k))",
             f"    with {pb}.fill() as s:", f"        pk.load_async(s.t, {b.name}, {'(n, k)' if turned else '(k, n)'})",
         ]  # fmt: skip
+        made = chain(gen, ["acc"], True, gen.randint(0, 3), self.p.scalars, (bm, bn))
         pieces = f"for j in pk.static_range({bn // piece}):"
         consumer = [
-            f"acc = pk.zeros(({bm}, {bn}), pk.float32)", steps, f"    with {pa}.drain() as s:", f"        with {pb}.drain() as t:",
-            f"            pk.mma(acc, s.t, t.t{'.T' * turned})", "acc = pk.max(pk.min(acc, 8.0), -8.0)", pieces,
-            f"    with {output}.fill() as s:", f"        pk.store(s.t, acc[:, j * {piece} : (j + 1) * {piece}])",
+            f"acc = pk.zeros(({bm}, {bn}), pk.float32)", steps,
+            f"    with {pa}.drain() as s:", f"        with {pb}.drain() as t:",
+            f"            pk.mma(acc, s.t, t.t{'.T' * turned})", *made.lines, pieces,
+            f"    with {output}.fill() as s:",
+            f"        pk.store(s.t, {made.result}[:, j * {piece} : (j + 1) * {piece}])",
         ]  # fmt: skip
         put = f"    pk.store_async({out.read_as}, s.t, (m, n * {bn // piece} + j))"
         storer = [pieces, f"    with {output}.drain() as s:", f"    {put}", *self.tell(out, (bm, bn), "me", "me")]
@@ -399,33 +414,18 @@ class Generator:
         self.emit(loop, [], roles, first=False)
         for me in range(world):
             x, y = a.data[(me + distance) % world].astype(np.float64), b.data[me].astype(np.float64)
-            product = x @ (y.T if turned else y)
-            out.data.append(np.clip(product, -8, 8).astype(np.float32))
+            product = (x @ (y.T if turned else y)).astype(np.float32)
+            out.data.append(joined(made.run({"acc": blocked(product, (bm, bn))}), (rows, width)))
         return True
 
 
-class Unsuitable(Exception):
-    """Numbers grew beyond what is exact: another program is made in its place."""
-
-
 # ------------------------------------------------------------------------------------------------------- finished
-def text(p: Program) -> str:
-    """The module of a program."""
-    kinds = {"global": "pk.Global", "parallel": "pk.Parallel"}
-    params = ", ".join(f"{v.name}: {kinds[v.kind]}" for v in p.params)
-    lines = ["me, W = pk.rank(), pk.world_size()", *p.top]
-    if p.first:
-        lines += ["with pk.communicator(sms=2):", *(f"    {line}" for line in p.first)]
-    body = indent("\n".join(lines + p.body), "    ")
-    return f"import pk\n\n\n@pk.kernel\ndef program_{p.seed}({params}, alpha: float, shift: int):\n{body}\n"
-
-
 def case(seed: int) -> Case:
     """Random program ``seed``, ready to run in its one world."""
     return _case(seed)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _case(seed: int) -> Case:
     p, attempt = None, 0
     while p is None:

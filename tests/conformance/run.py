@@ -46,7 +46,9 @@ def _rank(rank: int, world: int, cases: list[Case]) -> list[dict[str, torch.Tens
     launched = []
     for case in cases:
         placed = {name: place(arg) for name, arg in case.arguments(world)[rank].items()}
-        case.kernel(**{name: view for name, (view, _) in placed.items()}, **case.scalars, **case.constants)
+        arguments: dict[str, Any] = {name: view for name, (view, _) in placed.items()}
+        arguments |= case.scalars | case.constants
+        case.kernel(**arguments)
         launched.append(placed)
     pk.synchronize()
     results = []

@@ -16,25 +16,39 @@ from pk.ir import ops
 from tests.conformance.case import WORLDS, Within
 from tests.conformance.cases import CASES
 from tests.conformance.coverage import COUNTERS, Use, called, uses
+from tests.conformance.random_programs import COUNT
 
 FLOATS = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2", "float32")
 DTYPES = (*FLOATS, "int32")
+COLUMNS = (*DTYPES, "bool")
 NARROW = ("bfloat16", "float16")
 REAL = ("float32",)
 ADDED = (*NARROW, "float32")
 ANY = ("float32", "int32")
 INT = (COUNTERS,)
+BOOL = ("bool",)
 
 # Which dtypes an operation is for.  Operations on register tiles compute in float32 and int32.
 SENSIBLE: dict[str, tuple[str, ...]] = {
     "load_async": DTYPES, "store_async": DTYPES, "store_add_async": ADDED,
-    "load": DTYPES, "store": DTYPES, "full": ANY, "columns": ANY, "cast": DTYPES, "mma": NARROW,
+    "load": DTYPES, "store": DTYPES, "full": ANY, "columns": ANY, "cast": DTYPES,
+    "mma": (*NARROW, "float8_e4m3", "float8_e5m2", "float32"),
     "signal": INT, "signal_all": INT, "wait": INT, "barrier": INT,
-    "tile +": REAL, "tile -": REAL, "tile *": REAL, "tile /": REAL, "tile min": REAL, "tile max": REAL, "tile abs": REAL,
+    "gather_async": DTYPES, "scatter_async": DTYPES, "load_elements": INT, "store_elements": INT, "signal_each": INT,
+    "wait_each": INT, "fetch_add": INT,
+    "iota": INT, "where": ANY, "fma": REAL, "exp2": REAL, "exp": REAL, "log2": REAL, "log": REAL, "sqrt": REAL,
+    "rsqrt": REAL, "tanh": REAL, "sigmoid": REAL, "silu": REAL, "gelu": REAL, "sum": ANY, "max": ANY, "min": ANY,
+    "load_global": DTYPES, "store_global": DTYPES, "load_scalar": DTYPES, "store_scalar": DTYPES,
+    "reduce": ADDED, "all_reduce": ADDED, "while": INT,
+    "tile +": ANY, "tile -": ANY, "tile *": ANY, "tile /": REAL, "tile //": INT, "tile %": INT, "tile min": ANY,
+    "tile max": ANY, "tile abs": ANY, "tile <": ANY, "tile <=": ANY, "tile >": ANY, "tile >=": ANY, "tile ==": ANY,
+    "tile !=": ANY, "tile and": BOOL, "tile or": BOOL, "tile not": BOOL,
 }  # fmt: skip
 
 # Operations that reach other ranks: every world size has to be there.
-REMOTE = ("load_async", "store_async", "store_add_async", "signal", "signal_all", "wait", "barrier")
+REMOTE = ("load_async", "store_async", "store_add_async", "signal", "signal_all", "wait", "barrier", "gather_async",
+          "scatter_async", "store_elements", "signal_each", "wait_each", "load_scalar", "store_scalar", "reduce",
+          "all_reduce")  # fmt: skip
 
 # Dimensions of the tensor and whose copy it is, for operations on tensors.
 LOADS, STORES = ("own", "one rank"), ("own", "one rank", "everyone")
@@ -42,6 +56,14 @@ WINDOWS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "load_async": ((1, 2, 3, 4), LOADS),
     "store_async": ((1, 2, 3, 4), STORES),
     "store_add_async": ((1, 2, 3, 4), STORES),
+    "load_global": ((2, 3, 4), LOADS),
+    "store_global": ((2, 3, 4), STORES),
+    "load_scalar": ((1, 2, 3, 4), LOADS),
+    "store_scalar": ((1, 2, 3, 4), STORES),
+    "reduce": ((1, 2, 3, 4), STORES),
+    "all_reduce": ((1, 2, 3, 4), ("everyone",)),
+    "gather_async": ((2,), LOADS),
+    "scatter_async": ((2,), LOADS),
 }
 
 # Tiles that operations of shared tiles and windows are tried with, at least.
@@ -49,6 +71,10 @@ TILES: dict[str, tuple[tuple[int, ...], ...]] = {
     "load_async": ((16, 16), (64, 64), (128, 128), (256, 256), (256, 16), (16, 256), (64,), (256,)),
     "store_async": ((16, 16), (64, 64), (128, 128), (256, 256), (256, 16), (16, 256), (64,), (256,)),
     "store_add_async": ((16, 16), (32, 64), (256, 128), (128,)),
+    "load_global": ((16, 16), (64, 64), (128, 128), (256, 16), (1, 256)),
+    "store_global": ((16, 16), (64, 64), (128, 128), (256, 16), (1, 256)),
+    "reduce": ((16, 16), (64, 64), (128, 128), (256, 256), (1, 2048), (256,)),
+    "all_reduce": ((16, 16), (64, 64), (128, 128), (256, 256), (1, 2048), (256,)),
 }
 
 ROLES = ("loader", "consumer", "storer", "team", "shared")
@@ -91,9 +117,7 @@ def _worlds(op: str, dtype: str) -> tuple[int, list[int]]:
 
 def _count(**wanted: object) -> int:
     """Cases with a use that has these fields."""
-    return sum(
-        any(all(getattr(use, k) == v for k, v in wanted.items()) for use in used) for used in by_case().values()
-    )
+    return sum(any(all(getattr(use, k) == v for k, v in wanted.items()) for use in used) for used in by_case().values())
 
 
 # ------------------------------------------------------------------------------------------------------ what is missing
@@ -148,17 +172,22 @@ def text() -> str:
         "Generated from `pk/ir/ops.py` and the cases of `tests/conformance`; do not edit.  "
         "Rewrite it with `pytest tests/conformance/test_table.py --update-golden`.",
         "",
-        f"{len(CASES)} cases, each a small kernel with its meaning in NumPy.  What a case covers is read from the IR of "
-        "its kernel.  `./check` runs all of them on the simulator under several schedules; `./check gpu` runs the same "
-        "cases on a GPU, against NumPy and against the simulator: bit for bit where the order of operations is defined, "
-        "within a stated bound elsewhere.  How many of them are exact: see the end.",
+        f"{len(CASES)} cases, each a small kernel with its meaning in NumPy.  What a case covers is read from the IR "
+        "of its kernel.  `./check` runs all of them on the simulator under several schedules; `./check gpu` runs the "
+        "same cases on a GPU, against NumPy and against the simulator: bit for bit where the order of operations is "
+        "defined, within a stated bound elsewhere.  How many of them are exact: see the end.",
+        "",
+        f"Beside the cases there are {COUNT} random programs (`tests/conformance/random_programs.py`): one to four "
+        "phases that compute, multiply, copy, exchange, fold and reduce, with signals and waits between ranks, each "
+        "with its meaning in NumPy, all exact.  The default test run takes a sample of them, `CONFORMANCE=full` and "
+        "the GPU run all.",
         "",
         "## Operations and dtypes",
         "",
-        "Number of cases, and in brackets the world sizes they run in.  A blank cell makes no sense: the operation does "
-        "not take the dtype.  `tile +` and its like are arithmetic on register tiles.",
+        "Number of cases, and in brackets the world sizes they run in.  A blank cell makes no sense: the operation "
+        "does not take the dtype.  `tile +` and its like are arithmetic on register tiles.",
         "",
-        *_table(["operation", *DTYPES], [[f"`{op}`", *(_cell(op, d) for d in DTYPES)] for op in operations()]),
+        *_table(["operation", *COLUMNS], [[f"`{op}`", *(_cell(op, d) for d in COLUMNS)] for op in operations()]),
         "## Operations and roles",
         "",
         "Number of cases.  `shared` is code outside role blocks, `team` a class of blocks without role blocks.",

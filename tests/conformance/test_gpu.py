@@ -1,4 +1,4 @@
-"""The conformance cases and the random programs on a GPU, ranks sharing it: against NumPy, and against the simulator."""
+"""Conformance cases and random programs on a GPU, ranks sharing it: against NumPy and against the simulator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def _on_gpu(batch: list[Case], world: int) -> tuple[list[Case], Results, list[st
         return batch, run(batch, world, "cuda"), []
     except errors.PkError:
         pass
-    ran, results, wrong = [], [[] for _ in range(world)], []
+    ran: list[Case] = []
+    wrong: list[str] = []
+    results: Results = [[] for _ in range(world)]
     for case in batch:
         try:
             for mine, new in zip(results, run([case], world, "cuda"), strict=True):

@@ -10,7 +10,10 @@ from pk import errors
 from pk.ir.types import DType, float8_e4m3, float16, float32
 from tests.dsl.reading import body, refusal
 
-HEAD = "@pk.kernel\ndef k(x: pk.Parallel, out: pk.Global, y: pk.Global):\n    part = pk.scratch((4, x.cols), x.dtype)\n    "
+HEAD = (
+    "@pk.kernel\ndef k(x: pk.Parallel, out: pk.Global, y: pk.Global):\n"
+    "    part = pk.scratch((4, x.cols), x.dtype)\n    "
+)
 DTYPE: dict[str, DType] = {"y": float32}
 
 

@@ -84,6 +84,20 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
             with pk.consumer(warpgroups=2, pingpong=True):
                 pk.signal(done, (), 0)
         """),
+    "pingpong_carries": (errors.WrongRole, """
+        p = pk.pipeline(2, x=pk.shared((64, 64), a.dtype))
+        n = 0
+        for m in pk.tasks(c.rows):
+            with pk.loader():
+                for i in pk.range(n):
+                    with p.fill() as s:
+                        pk.load_async(s.x, a, (m, 0))
+            with pk.consumer(warpgroups=2, pingpong=True):
+                for i in pk.range(n):
+                    with p.drain() as s:
+                        t = pk.load(s.x)
+            n = n + 1
+        """),
     "pingpong_outside_tasks": (errors.WrongRole, "with pk.consumer(warpgroups=2, pingpong=True):\n    pass"),
     "pingpong_and_stagger": (
         errors.WrongOperand, "with pk.consumer(warpgroups=2, pingpong=True, stagger=True):\n    pass"

@@ -78,10 +78,10 @@ CASES: dict[str, tuple[type[errors.PkError], str, tuple[str, ...]]] = {
     "declared in a role": (
         errors.WrongDeclaration, kernel("own = pk.shared((64, 64), a.dtype)"), ("pk.shared inside a role",),
     ),
-    "8 bits stored transposed": (
-        errors.WrongDType,
-        kernel("pk.store(own.T, acc)", top=("own = pk.shared((64, 64), e.dtype)",)),
-        ("pk.store of float8_e4m3 to a transposed tile `own.T`", "drop the `.T`"),
+    "private tile and ping-pong": (
+        errors.WrongRole,
+        kernel("pk.store(tile, acc)").replace("warpgroups=1", "warpgroups=2, pingpong=True"),
+        ("a pingpong consumer uses a shared tile outside a pipeline", "drop pingpong="),
     ),
     "shared memory": (
         errors.SharedMemoryExceeded,

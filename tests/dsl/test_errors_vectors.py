@@ -17,7 +17,8 @@ from tests.dsl.reading import read, refusal
 HEAD = """
 @pk.kernel
 def k(x: pk.Global, p: pk.Parallel, i: pk.Global, f: pk.Global, c: pk.Parallel):
-    ring = pk.pipeline(2, x=pk.shared((32, 64), x.dtype), wide=pk.shared((64, 64), x.dtype), n=pk.shared((32, 64), f.dtype))
+    ring = pk.pipeline(2, x=pk.shared((32, 64), x.dtype), wide=pk.shared((64, 64), x.dtype),
+                       n=pk.shared((32, 64), f.dtype))
     seen = pk.signals(4, 4)
     me = pk.rank()
 """
@@ -46,7 +47,11 @@ CASES: dict[str, tuple[type[errors.PkError], str, str]] = {
     "rows_are_one_number": (errors.WrongOperand, gather("pk.gather_async(s.x, x, 3)"), "index vector"),
     "whose_copy": (errors.WrongOperand, gather("pk.gather_async(s.x, p, v)"), "which rank's copy of `p`"),
     "whose_copy_twice": (errors.WrongOperand, scatter("pk.scatter_async(p[me], s.x, v, rank=v)"), "names a rank twice"),
-    "rank_of_a_global": (errors.WrongOperand, scatter("pk.scatter_async(x, s.x, v, rank=v)"), "exists on this rank only"),
+    "rank_of_a_global": (
+        errors.WrongOperand,
+        scatter("pk.scatter_async(x, s.x, v, rank=v)"),
+        "exists on this rank only",
+    ),
     "one_dimension": (errors.WrongCoordinate, gather("pk.gather_async(s.x, i, v)"), "a view of two"),
     "gather_in_a_storer": (errors.WrongRole, scatter("pk.gather_async(s.x, x, v)"), "pk.gather_async may not stand"),
     "too_many_lanes": (errors.WrongTileShape, "v = pk.load(i, 0, (129,))", "1 to 128"),
@@ -57,9 +62,15 @@ CASES: dict[str, tuple[type[errors.PkError], str, str]] = {
         "with pk.storer():\n    pk.signal(seen, (pk.iota((8,)), pk.iota((16,))), me)",
         "8 and of 16",
     ),
-    "signal_in_a_loader": (errors.WrongRole, "with pk.loader():\n    pk.signal(seen, (pk.iota((8,)), 0), me)", "drains"),
+    "signal_in_a_loader": (
+        errors.WrongRole,
+        "with pk.loader():\n    pk.signal(seen, (pk.iota((8,)), 0), me)",
+        "drains",
+    ),
     "fetch_add_in_shared_code": (
-        errors.WrongRole, "n = pk.fetch_add(seen, (0, 0), 1)\nwith pk.loader():\n    pk.wait(seen, (0, 0), n)", "shared code"
+        errors.WrongRole,
+        "n = pk.fetch_add(seen, (0, 0), 1)\nwith pk.loader():\n    pk.wait(seen, (0, 0), n)",
+        "shared code",
     ),
     "tile_of_two_kinds": (
         errors.WrongOperand,
@@ -94,8 +105,8 @@ def test_a_gathered_tile_may_not_feed_the_tensor_core() -> None:
 
 
 def test_the_checks_know_the_rules_too() -> None:
-    kernel = read(_with(gather("pk.gather_async(s.x, x, v)") + "with pk.storer():\n    with ring.drain() as s:\n        pass"),
-                  ndim=NDIM, dtype=DTYPES)  # fmt: skip
+    drained = "with pk.storer():\n    with ring.drain() as s:\n        pass"
+    kernel = read(_with(gather("pk.gather_async(s.x, x, v)") + drained), ndim=NDIM, dtype=DTYPES)
     ring = kernel.pipelines[0]
     assert ring.by_rows == {"x"}
     with pytest.raises(errors.WrongDeclaration, match="copied by rows"):
@@ -103,7 +114,9 @@ def test_the_checks_know_the_rules_too() -> None:
 
 
 def test_vectors_stay_vectors_in_the_text() -> None:
-    kernel = read(_with(scatter("pk.scatter_async(p, s.x, pk.where(v < 0, -1, v // 2), rank=v % 2)")), ndim=NDIM, dtype=DTYPES)
+    kernel = read(
+        _with(scatter("pk.scatter_async(p, s.x, pk.where(v < 0, -1, v // 2), rank=v % 2)")), ndim=NDIM, dtype=DTYPES
+    )
     do = next(s for s in _all(kernel.compute) if isinstance(s, ir.Do))
     window = do.operands[0]
     assert isinstance(window, ir.Memory) and window.rank is not None

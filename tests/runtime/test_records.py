@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
 import time
@@ -114,6 +115,8 @@ def test_unknown_kernels_and_no_records() -> None:
     assert explain([unknown], (), LIMITS).startswith(
         "kernel `number 0`: rank 0: an assert failed.\n  rank 0, block 17, tile"
     )
+    failed = dataclasses.replace(describe(read(page(record(0, records.ASSERT)))[0], KERNELS), what="too many rows")
+    assert explain([failed], (), LIMITS).startswith("kernel `gather`: rank 0: an assert failed: too many rows.\n")
     assert explain([], ("rank 1 did not answer within 2 s",), LIMITS) == (
         "a peer gave up, and left no record.\n  rank 1 did not answer within 2 s\n" + TAIL
     )

@@ -433,6 +433,45 @@ def test_a_communicator_needs_a_second_block(solo: Group) -> None:
     pushed(*pair(), sms=2, group=solo)
 
 
+# -------------------------------------------------------------------------------------------------------------- groups
+def test_the_group_of_a_caller_without_one_is_looked_up_once_and_again_after_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PK_BACKEND", "sim")
+    group = groups.current()
+    monkeypatch.setattr(groups, "_alone", lambda: pytest.fail("looked up again"))
+    assert groups.current() is group
+    looked_up = Group(0, 1, "sim")
+    monkeypatch.setattr(groups, "_alone", lambda: looked_up)
+    assert groups.current() is group
+    monkeypatch.setenv("PK_BACKEND", " sim")  # another text
+    assert groups.current() is looked_up
+    looked_up.closed = True
+    other = Group(0, 1, "sim")
+    monkeypatch.setattr(groups, "_alone", lambda: other)
+    assert groups.current() is other
+    world = Group(0, 1, "sim")  # any object will do for torch's default process group
+    monkeypatch.setattr(groups, "_world", lambda: world)
+    third = Group(0, 1, "sim")
+    monkeypatch.setattr(groups, "_alone", lambda: third)
+    assert groups.current() is third
+    other.closed = third.closed = True  # nothing of this test is found by the next
+
+
+def test_another_device_is_another_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = [Group(0, 1, "cuda", device=index, driver=FakeDriver()) for index in (0, 1)]
+    now = 0
+    monkeypatch.setattr(groups, "_device_reader", lambda: lambda: now)
+    monkeypatch.setattr(groups, "_alone", lambda: pair[now])
+    assert groups.current() is pair[0]
+    now = 1
+    assert groups.current() is pair[1]
+    now = 0
+    assert groups.current() is pair[0]
+    for group in pair:
+        group.close()
+
+
 # --------------------------------------------------------------------------------------------------------------- cost
 def test_a_warm_call_is_a_few_python_calls(solo: Group) -> None:
     """Not time, which a busy machine stretches, but work: Python functions entered from call to driver."""

@@ -10,7 +10,7 @@ def softmax(x: pk.Global, y: pk.Global, BR: pk.constexpr = 16, C: pk.constexpr =
     """Along rows of at most C columns: columns outside ``x`` are masked."""
     for i in pk.tasks(pk.cdiv(x.rows, BR)):
         tile = pk.load(x, (i, 0), (BR, C))
-        if C > x.cols:
+        if x.cols < C:
             tile = pk.where(pk.iota((1, C)) < x.cols, tile, -pk.inf)
         e = pk.exp2((tile - pk.max(tile, axis=1)) * 1.4426950408889634)
         pk.store(y, e / pk.sum(e, axis=1), (i, 0))
@@ -63,7 +63,7 @@ def prefix_sum(x: pk.Global, y: pk.Global, E: pk.constexpr = 256):
 @pk.kernel
 def fragment_softmax(a: pk.Global, b: pk.Global, y: pk.Global, rows: pk.Global, cols: pk.Global,
                      G: pk.constexpr = 2, N: pk.constexpr = 64):  # fmt: skip
-    """y = softmax of rows of a @ b (64 G rows, N columns), and the sums of a @ b along both axes, straight from an mma."""
+    """y = softmax of rows of a @ b (64 G rows, N columns), and the sums of a @ b along both axes, from an mma."""
     inputs = pk.pipeline(2, a=pk.shared((64 * G, 64), a.dtype), b=pk.shared((64, N), b.dtype))
     for m in pk.tasks(pk.cdiv(a.rows, 64 * G)):
         with pk.loader():

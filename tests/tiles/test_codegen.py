@@ -1,7 +1,8 @@
-"""Register tiles as CUDA: every kernel compiles without a spill, and the headers deal elements as ``ir.layout`` does."""
+"""Register tiles as CUDA: no kernel spills, and the headers deal elements as ``ir.layout`` does."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -25,8 +26,12 @@ CASES: dict[str, tuple[pk.Kernel, dict[str, Any]]] = {
     "prefix sum": (kernels.prefix_sum, {"x": (I32, 2), "y": (I32, 2)}),
     "scalars": (kernels.scalars, {"x": (BF16, 2), "table": (I32, 1), "y": (F32, 2)}),
     **{
-        f"reductions {r}x{c} {str(t)[6:]}": (kernels.reductions, {"x": (t, 2), "rows": (t, 2), "cols": (t, 2), "R": r, "C": c})
-        for r, c, t in [(1, 2048, F32), (2, 512, BF16), (3, 96, F32), (16, 33, F32), (37, 40, BF16), (5, 1, F32), (8, 64, I32)]
+        f"reductions {r}x{c} {str(t)[6:]}": (
+            kernels.reductions,
+            {"x": (t, 2), "rows": (t, 2), "cols": (t, 2), "R": r, "C": c},
+        )
+        for t, shapes in ((F32, [(1, 2048), (3, 96), (16, 33), (5, 1)]), (BF16, [(2, 512), (37, 40)]), (I32, [(8, 64)]))
+        for r, c in shapes
     },
     **{
         f"fragment of {g}": (
@@ -116,6 +121,4 @@ def test_headers_deal_elements_as_the_layout_says() -> None:
     lines += [_asserts(Layout("fragment", 4 * g), r * g if r > 1 else 1, c) for g in (1, 2, 3) for r, c in fragments]
     kernel, arguments = CASES["softmax"]
     source = kernel.specialise(**specs(arguments)).source
-    import dataclasses
-
     clean(dataclasses.replace(source, text=source.text + "\n" + "\n".join(lines) + "\n"))

@@ -16,7 +16,10 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2])
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax(dtype: torch.dtype) -> None:
     x, y = normal(37, 200, dtype=dtype), torch.full((37, 200), float("nan"))
     softmax(x, y)
@@ -36,7 +39,8 @@ def test_moe_weighted_sum_of_a_strided_view() -> None:
     back, weight = normal(20, 3, 1100, dtype=torch.bfloat16).transpose(0, 1), torch.rand(20, 3)
     out = torch.full((20, 1100), float("nan"))
     moe_weighted_sum(back, weight, out)
-    assert torch.allclose(out.double(), torch.einsum("kth,tk->th", back.double(), weight.double()), rtol=1e-5, atol=1e-6)
+    want = torch.einsum("kth,tk->th", back.double(), weight.double())
+    assert torch.allclose(out.double(), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("r", "c"), [(1, 2048), (2, 512), (3, 96), (8, 64), (16, 33), (37, 40), (5, 1), (1, 7)])

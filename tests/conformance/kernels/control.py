@@ -30,7 +30,7 @@ def scalars(out: pk.Global, i: int, j: int, f: float, N: pk.constexpr = 3):
         with pk.consumer(warpgroups=1):
             values = (
                 i + j, i - j, i * j, i // j, i % j, i // 3, i % -3, -i, abs(i), pk.cdiv(i, 5),
-                pk.min(i, j, 2), pk.max(i, j, 2), i if i < j else j, first, second, clamp(i, 2), clamp(j, 0, 3),
+                pk.min(i, j, 2), pk.max(i, j, 2), min(j, i), first, second, clamp(i, 2), clamp(j, 0, 3),
                 (i < j) + (i <= j) + (i == j) * 4, (i > j) * 2 + (i >= j) + (i != j) * 8, me, W, (me + 1) % W,
                 1 if i < 0 and j > 0 else 2, 1 if i < 0 or not j > 5 else 2, N * i + 1, out.rows, out.cols * out.depth,
                 f * 2.0, f - i, (i + 7) // j * j + i % j,

@@ -139,7 +139,7 @@ def push_3d(x: pk.Global, out: pk.Parallel, R: pk.constexpr = 64, C: pk.constexp
 def pull_2d(x: pk.Parallel, out: pk.Global, R: pk.constexpr = 64, C: pk.constexpr = 64):
     """out (world, rows, cols): everybody's x, read over the launch boundary, which makes it readable."""
     ring = pk.pipeline(2, x=pk.shared((R, C), x.dtype))
-    me, W = pk.rank(), pk.world_size()
+    me = pk.rank()
     for r, m, n in pk.tasks(pk.ranks_from(me + 1), pk.cdiv(x.rows, R), pk.cdiv(x.cols, C)):
         with pk.loader():
             with ring.fill() as s:

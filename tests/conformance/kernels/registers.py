@@ -124,7 +124,7 @@ def multiply(
     """c = a @ b; a (M, K), or (K, M) with TA; b (K, N), or (N, K) with TB."""
     A = (BK, BM) if TA else (BM, BK)
     B = (BN, BK) if TB else (BK, BN)
-    W = P if P else BN
+    W = P or BN
     inputs = pk.pipeline(STAGES, a=pk.shared(A, a.dtype), b=pk.shared(B, b.dtype))
     output = pk.pipeline(1, c=pk.shared((BM, W), c.dtype))
     depth = a.rows if TA else a.cols

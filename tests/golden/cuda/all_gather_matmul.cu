@@ -107,6 +107,7 @@ struct communicator_shared_map {
     };
     ring_stage ring[3];
     pipeline<3> ring_ring;
+    signal_slot signal_slots[queued_signals];
     launch_state launch;
 };
 static_assert(sizeof(communicator_shared_map) <= 230400);
@@ -156,7 +157,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
                 // pk.load_async(s.a, a, (*row, k))
                 if (role.issues()) load_async(s.a, p.x_map, full, m * 128, k * 64);
-                // pk.load_async(s.b, b, (k, n))
+                // pk.load_async(s.b, b, (*lead, k, n))
                 if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
                 shared.inputs_ring.publish_loads(inputs_at);
             }
@@ -171,13 +172,13 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
                 // pk.load_async(s.a, a, (*row, k))
                 if (role.issues()) load_async(s.a, p.full_maps[me], full, owner, m * 128, k * 64);
-                // pk.load_async(s.b, b, (k, n))
+                // pk.load_async(s.b, b, (*lead, k, n))
                 if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
                 shared.inputs_ring.publish_loads(inputs_at);
             }
         }
     }
-    shared.inputs_ring.finish_loads(inputs_at);
+    shared.inputs_ring.finish_loads(inputs_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------------------ consumer
@@ -322,7 +323,7 @@ PK_DEVICE void communicator_loader(const params& p, communicator_shared_map& sha
         if (role.issues()) load_async(s.x, p.x_map, full, m * 128, j * 256);
         shared.ring_ring.publish_loads(ring_at);
     }
-    shared.ring_ring.finish_loads(ring_at);
+    shared.ring_ring.finish_loads(ring_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------- communicator storer
@@ -331,6 +332,7 @@ PK_DEVICE void communicator_storer(const params& p, communicator_shared_map& sha
     cursor<3> ring_at;
     const signal_array<2> ready(p.ready_offset, p.ready_shape_0, p.ready_shape_1);
     const int blocks = communicator_blocks();
+    signal_queue<2> deferred(shared.signal_slots);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
     // me, W, rows, chunks = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)
@@ -346,25 +348,27 @@ PK_DEVICE void communicator_storer(const params& p, communicator_shared_map& sha
         const int j = at[1];
         role.visit(m, j);
         {  // with ring.drain() as s:
-            shared.ring_ring.wait_full(ring_at, role, SITE_RING_DRAIN);
+            shared.ring_ring.wait_full(ring_at, role, SITE_RING_DRAIN, deferred);
             auto& s = shared.ring[ring_at.stage];
             // for r in pk.ranks_from(me + 1, W - 1):
             for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                 const int r = (me + r_i + 1) % W;
                 // pk.store_async(full[r], s.x, (me, m, j))
-                enter(role, SITE_FULL_STORE_ASYNC);
+                deferred.meet(role, SITE_FULL_STORE_ASYNC);
                 if (role.issues()) store_async(p.full_maps[r], s.x, me, m * 128, j * 256);
             }
             shared.ring_ring.release_after_store(ring_at);
+            deferred.committed(role);
         }
-        shared.ring_ring.finish_stores(ring_at);
         // for r in pk.ranks_from(me + 1, W - 1):
         for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
             const int r = (me + r_i + 1) % W;
             // pk.signal(ready, (me, m), r)
-            signal(role, ready, ready.index(me, m), r, 1, SITE_READY_SIGNAL);
+            deferred.signal(role, ready, ready.index(me, m), r, 1, SITE_READY_SIGNAL);
         }
     }
+    shared.ring_ring.finish_stores(ring_at);
+    deferred.flush(role);
     store_wait<0>();
 }
 

@@ -3,7 +3,7 @@
 //   a: Global   2-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=4
+//   BM=128 BN=256 BK=64 P=64 STAGES=4 PINGPONG=False CLUSTER=1
 //
 //   inputs: loader -> consumer, 4 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
@@ -88,7 +88,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     cursor<4> inputs_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)):
+    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
     const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
     for (; task < tasks; task += gridDim.x) {
         const auto at = coordinate<8>(task, ceil_div(p.c_rows, 128), ceil_div(p.c_cols, 256));
@@ -103,12 +103,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
             // pk.load_async(s.a, a, (*row, k))
             if (role.issues()) load_async(s.a, p.a_map, full, m * 128, k * 64);
-            // pk.load_async(s.b, b, (k, n))
+            // pk.load_async(s.b, b, (*lead, k, n))
             if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
             shared.inputs_ring.publish_loads(inputs_at);
         }
     }
-    shared.inputs_ring.finish_loads(inputs_at);
+    shared.inputs_ring.finish_loads(inputs_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------------------ consumer
@@ -118,7 +118,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)):
+    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
     const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
     for (; task < tasks; task += gridDim.x) {
         // acc = pk.zeros((BM, BN), pk.float32)
@@ -172,7 +172,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)):
+    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
     const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
     for (; task < tasks; task += gridDim.x) {
         const auto at = coordinate<8>(task, ceil_div(p.c_rows, 128), ceil_div(p.c_cols, 256));

@@ -83,6 +83,7 @@ struct shared_map {
     output_stage output[2];
     pipeline<4> inputs_ring;
     pipeline<2> output_ring;
+    signal_slot signal_slots[queued_signals];
     launch_state launch;
 };
 static_assert(sizeof(shared_map) <= 230400);
@@ -122,12 +123,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
             // pk.load_async(s.a, a, (*row, k))
             if (role.issues()) load_async(s.a, p.a_map, full, owner, m * 128, k * 64);
-            // pk.load_async(s.b, b, (k, n))
+            // pk.load_async(s.b, b, (*lead, k, n))
             if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
             shared.inputs_ring.publish_loads(inputs_at);
         }
     }
-    shared.inputs_ring.finish_loads(inputs_at);
+    shared.inputs_ring.finish_loads(inputs_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------------------ consumer
@@ -193,6 +194,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
     storer_role role(p.ctx, shared.launch);
     cursor<2> output_at;
     const signal_array<3> begun(p.begun_offset, p.begun_shape_0, p.begun_shape_1, p.begun_shape_2);
+    signal_queue<1> deferred(shared.signal_slots);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
     const int world = p.ctx.world;
@@ -212,71 +214,80 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
         // if owner == me:
         if (owner == me) {
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_async(p.c_maps[me], s.c, m * 128, n * 256);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_async(p.c_maps[me], s.c, m * 128, n * 256 + 64);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_async(p.c_maps[me], s.c, m * 128, n * 256 + 128);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_async(p.c_maps[me], s.c, m * 128, n * 256 + 192);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
-            shared.output_ring.finish_stores(output_at);
             // pk.signal_all(begun, (me, m, n))
-            signal_all(role, begun, begun.index(me, m, n), 1, SITE_BEGUN_SIGNAL_ALL);
+            deferred.signal_all(role, begun, begun.index(me, m, n), 1, SITE_BEGUN_SIGNAL_ALL);
         } else {
             // pk.wait(begun, (owner, m, n), 1)
+            deferred.flush(role);
             wait(role, begun, begun.index(owner, m, n), 1, SITE_BEGUN_WAIT);
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_add_async(dst, s.c, (*row, n * (BN // P) + j))
-                enter(role, SITE_C_STORE_ADD_ASYNC);
+                deferred.meet(role, SITE_C_STORE_ADD_ASYNC);
                 if (role.issues()) store_add_async(p.c_maps[owner], s.c, m * 128, n * 256);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_add_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_add_async(p.c_maps[owner], s.c, m * 128, n * 256 + 64);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_add_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_add_async(p.c_maps[owner], s.c, m * 128, n * 256 + 128);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
             {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2);
+                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                 auto& s = shared.output[output_at.stage];
                 // pk.store_add_async(dst, s.c, (*row, n * (BN // P) + j))
                 if (role.issues()) store_add_async(p.c_maps[owner], s.c, m * 128, n * 256 + 192);
                 shared.output_ring.release_after_store(output_at);
+                deferred.committed(role);
             }
         }
         shared.output_ring.finish_stores(output_at);
     }
+    deferred.flush(role);
     store_wait<0>();
 }
 

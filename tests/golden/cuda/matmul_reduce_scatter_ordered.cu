@@ -131,7 +131,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
             // pk.load_async(s.a, a, (*row, k))
             if (role.issues()) load_async(s.a, p.a_map, full, owner, m * 128, k * 64);
-            // pk.load_async(s.b, b, (k, n))
+            // pk.load_async(s.b, b, (*lead, k, n))
             if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
             shared.inputs_ring.publish_loads(inputs_at);
         }
@@ -189,8 +189,8 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             }
         }
     }
-    shared.inputs_ring.finish_loads(inputs_at);
-    shared.parts_ring.finish_loads(parts_at);
+    shared.inputs_ring.finish_loads(inputs_at, shared.launch);
+    shared.parts_ring.finish_loads(parts_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------------------ consumer
@@ -235,7 +235,8 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
                 // piece = piece + pk.load(s.c)
-                piece = piece + load<64>(s.c, role.warpgroup());
+                register_tile<float, 64, 64> loaded = load<64>(s.c, role.warpgroup());
+                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
@@ -256,7 +257,8 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
                 // piece = piece + pk.load(s.c)
-                piece = piece + load<64>(s.c, role.warpgroup());
+                register_tile<float, 64, 64> loaded_ = load<64>(s.c, role.warpgroup());
+                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded_(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
@@ -277,7 +279,8 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
                 // piece = piece + pk.load(s.c)
-                piece = piece + load<64>(s.c, role.warpgroup());
+                register_tile<float, 64, 64> loaded__ = load<64>(s.c, role.warpgroup());
+                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded__(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
@@ -298,7 +301,8 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
                 // piece = piece + pk.load(s.c)
-                piece = piece + load<64>(s.c, role.warpgroup());
+                register_tile<float, 64, 64> loaded___ = load<64>(s.c, role.warpgroup());
+                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded___(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }

@@ -123,6 +123,7 @@ template <int R, class Role, int DIMS, class Owner, class Value, class... Index>
 PK_DEVICE void signal_each(Role& role, const signal_array<DIMS>& array, const Owner& owner, const Value& value, int site,
                            const Index&... index) {
     enter(role, site);
+    if constexpr (Role::threads == 32) store_commit();  // those of a stage that is still held, too
     if (role.lanes_store || role.leader()) store_wait<0>();
     if (!role.all(!role.dead)) role.dead = true;
     if (!role.first_warp() || role.dead || role.launch.dead) return;

@@ -60,10 +60,11 @@ struct linear_tile {
 /// Columns START .. STOP - 1, which the same lanes hold.
 template <int START, int STOP, class T, int R, int C, int WARPS, int SHARE>
 PK_DEVICE auto columns(const linear_tile<T, R, C, WARPS, SHARE>& tile) {
+    using Whole = linear_tile<T, R, C, WARPS, SHARE>;
     using Part = linear_tile<T, R, STOP - START, WARPS, SHARE>;
-    static_assert(Part::vector == tile.vector && START % (tile.vector * tile.lanes) == 0, "cut where lanes begin anew");
+    static_assert(Part::vector == Whole::vector && START % (Whole::vector * Whole::lanes) == 0, "cut where lanes begin anew");
     Part part;
-    PK_EACH(Part) part.data[part.slot(ri, ci)] = tile.data[tile.slot(ri, START / tile.lanes + ci)];
+    PK_EACH(Part) part.data[part.slot(ri, ci)] = tile.data[tile.slot(ri, START / Whole::lanes + ci)];
     return part;
 }
 
@@ -173,6 +174,21 @@ PK_DEVICE void store(shared_tile<T, R, C, ROWS>& to, const Tile& tile, const Rol
 #pragma unroll
                 for (int i = 0; i < n; ++i) x.element[i] = narrow_element<T>(tile(ri, ci + i));
                 st_shared_piece(to.element_address(Tile::row(role, ri), Tile::col(role, ci)), x);
+            }
+}
+
+/// Registers to the transposed view of a shared tile: element (r, c) goes to row c, column r.
+template <class Tile, class T, int R, int C, bool ROWS, class Role>
+PK_DEVICE void store(transposed_tile<shared_tile<T, R, C, ROWS>> to, const Tile& tile, const Role& role) {
+    static_assert(Tile::cols == R && (Tile::rows == C || Tile::rows < C), "shapes must be equal");
+    if (!Tile::writes(role)) return;
+#pragma unroll
+    for (int ri = 0; ri < Tile::row_slots; ++ri)
+#pragma unroll
+        for (int ci = 0; ci < Tile::col_slots; ++ci)
+            if (Tile::holds(role, ri, ci)) {
+                const piece<T, 1> x = {{narrow_element<T>(tile(ri, ci))}};
+                st_shared_piece(to.stored.element_address(Tile::col(role, ci), Tile::row(role, ri)), x);
             }
 }
 

@@ -143,10 +143,9 @@ PK_DEVICE void mma_over(accumulator<R, C>& acc, A&& a, const B& b, int warpgroup
     mma(acc, a, b, warpgroup);
 }
 
-/// Waits for every mma of this warpgroup, committed or not; afterwards the elements of `acc` may be read and written.
+/// Waits for every committed mma of this warpgroup; afterwards the elements of `acc` may be read and written.
 template <int R, int C>
 PK_DEVICE void mma_finish(accumulator<R, C>& acc) {
-    wgmma_commit();
     wgmma_wait<0>();
     pin(acc);
     if (acc.empty) {

@@ -150,6 +150,12 @@ PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const register_t
         }
 }
 
+/// As above, of a whole accumulator.
+template <class T, int RS, int R, int C>
+PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const accumulator<R, C>& from, int warpgroup) {
+    store(to, static_cast<const register_tile<float, R, C>&>(from), warpgroup);
+}
+
 /// Rows of this warpgroup of a shared tile, to registers; 16-bit elements widen to float.
 template <int R, class T, int RS, int C, bool ROWS>
 PK_DEVICE auto load(const shared_tile<T, RS, C, ROWS>& from, int warpgroup) {
