@@ -10,6 +10,7 @@ namespace pk::dlpack {
 
 constexpr char capsule[] = "dlpack_exchange_api";
 constexpr std::uint32_t major_version = 1;
+constexpr std::uint8_t floating = 2;  // the code of IEEE floating point
 
 struct Tensor {
     void* data;

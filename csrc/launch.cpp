@@ -63,8 +63,8 @@ PyObject* make(PyObject*, PyObject* args) {
         if (value == static_cast<std::size_t>(-1) && PyErr_Occurred()) return nullptr;
         values[i] = reinterpret_cast<void*>(value);
     }
-    auto* bound = new (std::nothrow) Bound{reinterpret_cast<Entry>(values[0]), static_cast<Config*>(values[1]), values[2],
-                                           static_cast<void**>(values[3]), failed};
+    auto* bound = new (std::nothrow) Bound{reinterpret_cast<Entry>(values[0]), static_cast<Config*>(values[1]),
+                                           values[2], static_cast<void**>(values[3]), failed};
     if (!bound) return PyErr_NoMemory();
     PyObject* capsule = PyCapsule_New(bound, bound_name, drop);
     if (!capsule) {

@@ -1,4 +1,4 @@
-// pk._C: what Python is too late for.  Nothing of torch or CUDA is compiled in: addresses of functions come from Python.
+// pk._C: what Python is too late or too slow for.  Nothing of torch or CUDA is compiled in.
 
 #include <pybind11/pybind11.h>
 
@@ -27,6 +27,7 @@ PYBIND11_MODULE(_C, m) {
 
     m.add_object("launcher", PyCFunction_New(&pk::launcher_method, nullptr));
     m.add_object("Submit", py::reinterpret_steal<py::object>(pk::make_submit_type()));
+    m.add_object("unchanged", PyCFunction_New(&pk::unchanged_method, nullptr));
     m.add_object("finder", PyCFunction_New(&pk::finder_method, nullptr));
 
     // Before the interpreter takes modules apart, and before the runtime frees the pages it registered earlier.

@@ -33,7 +33,7 @@ struct Finder {
 };
 
 constexpr char finder_name[] = "pk._C.finder";
-PyObject* submit_name = nullptr;
+PyObject *submit_name = nullptr, *is_neg_name = nullptr;
 
 enum class Outcome { fine, error, unknown };  // unknown: the twin knows
 
@@ -64,7 +64,8 @@ public:
         if (n > max_parts) return Outcome::unknown;
         for (Py_ssize_t i = 0; i < n; ++i) {
             const int scalar = finder_.position[i];
-            const Outcome o = scalar >= 0 ? number(PyTuple_GET_ITEM(args, i), scalar) : value(PyTuple_GET_ITEM(args, i));
+            PyObject* given = PyTuple_GET_ITEM(args, i);
+            const Outcome o = scalar >= 0 ? number(given, scalar) : value(given);
             if (o != Outcome::fine) return o;
         }
         return Outcome::fine;
@@ -86,7 +87,8 @@ public:
 
     // The finished key, a new reference.
     PyObject* key() {
-        PyObject* layout = PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words_), words_used_ * sizeof *words_);
+        const auto* bytes = reinterpret_cast<const char*>(words_);
+        PyObject* layout = PyBytes_FromStringAndSize(bytes, words_used_ * sizeof *words_);
         if (!layout) return nullptr;
         PyObject* tuple = PyTuple_New(count_ + 1);
         if (!tuple) {
@@ -169,9 +171,18 @@ private:
             t.device.id > 255 || (t.ndim > 0 && (!t.shape || !t.strides)))
             return Outcome::unknown;
         if (words_used_ + 2 + 2 * t.ndim > max_words) return Outcome::unknown;
+        // What no DLTensor tells: a view of a complex tensor's part may stand for the negated contents of its memory.
+        if (t.dtype.code == dlpack::floating) {
+            PyObject* negated = PyObject_CallMethodNoArgs(given, is_neg_name);
+            Py_XDECREF(negated);
+            if (negated != Py_False) {
+                PyErr_Clear();
+                return Outcome::unknown;
+            }
+        }
         const auto u64 = [](auto v) { return static_cast<std::uint64_t>(v); };
-        word(tensor_tag | u64(t.ndim) << 8 | u64(t.dtype.code) << 16 | u64(t.dtype.bits) << 24 | u64(t.dtype.lanes) << 32 |
-             u64(t.device.type) << 48 | u64(t.device.id) << 56);
+        word(tensor_tag | u64(t.ndim) << 8 | u64(t.dtype.code) << 16 | u64(t.dtype.bits) << 24 |
+             u64(t.dtype.lanes) << 32 | u64(t.device.type) << 48 | u64(t.device.id) << 56);
         word(reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset);
         std::memcpy(words_ + words_used_, t.shape, t.ndim * sizeof(std::int64_t));
         std::memcpy(words_ + words_used_ + t.ndim, t.strides, t.ndim * sizeof(std::int64_t));
@@ -274,6 +285,7 @@ PyObject* make(PyObject*, PyObject* args) {
         read = here;
     }
     if (!submit_name && !(submit_name = PyUnicode_InternFromString("submit"))) return nullptr;
+    if (!is_neg_name && !(is_neg_name = PyUnicode_InternFromString("is_neg"))) return nullptr;
     auto* finder = new (std::nothrow) Finder;
     if (!finder) return PyErr_NoMemory();
     finder->read = read;
@@ -292,9 +304,26 @@ PyObject* make(PyObject*, PyObject* args) {
     return made;
 }
 
+PyObject* unchanged(PyObject*, PyObject* watched) {
+    if (!PyTuple_Check(watched)) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watched); ++i) {
+        PyObject *entry = PyTuple_GET_ITEM(watched, i);
+        if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 3 || !PyDict_Check(PyTuple_GET_ITEM(entry, 0)))
+            Py_RETURN_FALSE;
+        PyObject* now = PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 0), PyTuple_GET_ITEM(entry, 1));
+        if (!now && PyErr_Occurred()) return nullptr;
+        if (now != PyTuple_GET_ITEM(entry, 2)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 }  // namespace
 
-PyMethodDef finder_method = {"finder", make, METH_VARARGS,
-                             "finder(tensor_types, base_type, environment, variables, names, scalars, defaults, fallback)"};
+PyMethodDef unchanged_method = {"unchanged", unchanged, METH_O,
+                                "unchanged(entries): whether space[name] is value in all (space, name, value)"};
+
+PyMethodDef finder_method = {
+    "finder", make, METH_VARARGS,
+    "finder(tensor_types, base_type, environment, variables, names, scalars, defaults, fallback)"};
 
 }  // namespace pk

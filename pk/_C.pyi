@@ -24,6 +24,9 @@ def finder(
 ) -> Callable[..., Any] | None:
     """The first half of a kernel's warm calls, or None where these tensors cannot be read; see ``csrc/warm.hpp``."""
 
+def unchanged(entries: Any, /) -> bool:
+    """Whether ``space[name] is value`` for all entries (space, name, value); False if ``entries`` is no tuple."""
+
 class Submit:
     """The second half: a packed launch, called with the values of its scalars; see ``csrc/submit.hpp``."""
 

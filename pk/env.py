@@ -17,6 +17,7 @@ import functools
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -135,6 +136,10 @@ MULTICAST = Variable(
 SIM_SMS = Variable(
     "PK_SIM_SMS", "number", 0, "SMs of each simulated rank; 0: the simulator chooses.", _integer(0, 1024)
 )
+SIM_STEPS = Variable(
+    "PK_SIM_STEPS", "number", 100_000_000, "Loop turns after which the simulator takes a role's loops for endless.",
+    _integer(1),
+)  # fmt: skip
 SEED = Variable("PK_SEED", "number", 0, "Seed of the simulator's scheduler.", _integer(0))
 NATIVE = Variable(
     "PK_NATIVE", "0/1", True,
@@ -144,7 +149,7 @@ NATIVE = Variable(
 
 VARIABLES: tuple[Variable[Any], ...] = (
     DEBUG, DUMP, OVERRIDE, CACHE_DIR, CACHE, CACHE_WAIT_S, NVRTC_FLAGS, BACKEND, TIMEOUT_S, ENTRY_TIMEOUT_S, MULTICAST,
-    SIM_SMS, SEED, NATIVE,
+    SIM_SMS, SIM_STEPS, SEED, NATIVE,
 )  # fmt: skip
 TABLE: dict[str, Variable[Any]] = {v.name: v for v in VARIABLES}
 
@@ -199,6 +204,19 @@ def unknown() -> dict[str, str]:
             near = difflib.get_close_matches(name, TABLE, n=1)
             found[name] = near[0] if near else ""
     return found
+
+
+_told: list[bool] = []  # not empty: the environment has been looked through
+
+
+def warn_unknown() -> None:
+    """Warn of each variable that :func:`unknown` finds, once in a process."""
+    if _told:
+        return
+    _told.append(True)
+    for name, near in unknown().items():
+        advice = f"Did you mean {near}?" if near else "`python -m pk env` lists those that there are."
+        warnings.warn(f"{name} is set, but pk has no such variable.  {advice}", UserWarning, stacklevel=2)
 
 
 @contextlib.contextmanager

@@ -12,21 +12,25 @@ constexprs). Dims, ranks and ``int``/``float`` parameters are run-time values: a
 from __future__ import annotations
 
 import functools
+import math
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from pk import env, errors
+from pk.dsl.captures import Captures
 from pk.dsl.frontend import Specialization, TensorSpec, build, typed
 from pk.dsl.signature import Signature
 from pk.ir import nodes as ir
-from pk.ir import ops, split
+from pk.ir import extents, ops, split
 from pk.ir.check import check
 from pk.ir.index import evaluate
 from pk.ir.text import text
 from pk.ir.types import DTYPES, DType
+from pk.runtime import tensors as rules
 from pk.runtime.group import current
 
 if TYPE_CHECKING:
@@ -81,8 +85,11 @@ class Program:
     """One specialisation of a kernel.  Everything is made on first use and kept."""
 
     def __init__(self, fn: Callable[..., Any], specialization: Specialization, multicast: bool = False) -> None:
+        env.warn_unknown()
         self.multicast = multicast
-        self.ir: ir.Kernel = build(fn, specialization)
+        self.captures = Captures()
+        self.ir: ir.Kernel = build(fn, specialization, self.captures)
+        self.captures.close()
         check(self.ir)
 
     @functools.cached_property
@@ -116,6 +123,23 @@ class Program:
             if isinstance(operand, ir.Memory)
         )
 
+    @functools.cached_property
+    def written(self) -> frozenset[str]:
+        """Tensors that the kernel writes."""
+        return frozenset(
+            operand.tensor
+            for _, block in self.ir.classes
+            for s in split.statements(block)
+            if isinstance(s, ir.Do)
+            for operand in split.walk(s.operands[i] for i in ops.TABLE[s.op].writes)
+            if isinstance(operand, ir.Memory)
+        )
+
+    @functools.cached_property
+    def types(self) -> str:
+        """The tensors' types in words; ranks run one program, so they are the same on all."""
+        return ", ".join(f"{t.name} {t.dtype}[{t.ndim}]" for t in self.ir.tensors)
+
     def environment(self, call: Call, group: Group) -> dict[str, int | float]:
         """What ``ir.index.evaluate`` needs: dims, rank, world and scalar parameters."""
         values: dict[str, int | float] = {"rank": group.rank, "world": group.world_size, **call.scalars}
@@ -125,11 +149,17 @@ class Program:
 
     def counters(self, values: dict[str, int | float]) -> dict[str, tuple[int, ...]]:
         """Shape of every array of counters that the launch needs, evaluated."""
-        return {s.name: tuple(int(evaluate(e, values)) for e in s.shape) for s in split.counters_of(self.ir)}
+        name = self.ir.name
+        shapes = {s.name: extents.extents(s, values, name) for s in split.counters_of(self.ir)}
+        extents.bounded_counters(shapes, name)
+        return shapes
 
     def scratch(self, values: dict[str, int | float]) -> dict[str, tuple[tuple[int, ...], DType]]:
         """Shape and dtype of every ``pk.scratch``, evaluated."""
-        return {s.name: (tuple(int(evaluate(e, values)) for e in s.shape), s.dtype) for s in self.ir.scratch}
+        name = self.ir.name
+        found = {s.name: (extents.extents(s, values, name), s.dtype) for s in self.ir.scratch}
+        extents.bounded_scratch({n: math.prod(shape) * d.bits // 8 for n, (shape, d) in found.items()}, name)
+        return found
 
     @functools.cached_property
     def sized_by_scalars(self) -> bool:
@@ -139,7 +169,7 @@ class Program:
         try:
             for e in (e for shape in shapes for e in shape):
                 evaluate(e, {"rank": 0, "world": 1, **dims})
-        except KeyError:
+        except (KeyError, ZeroDivisionError):  # a scalar, or extents of 8 happen not to work
             return True
         return False
 
@@ -166,6 +196,8 @@ class Kernel:
         self.name = fn.__name__
         self.signature = Signature.of(fn)
         self._programs: dict[tuple[Specialization, bool], Program] = {}  # and whether for NVLink multicast
+        self._captures = Captures()  # of all programs
+        self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # that remember launches
         self._lock = threading.Lock()
         self._names = self.signature.names
         self._scalars = {p.name: p.default for p in self.signature.parameters if p.kind in ("int", "float")}
@@ -181,6 +213,9 @@ class Kernel:
         if config:
             kwargs = {**config, **kwargs}
         owner = current(group)
+        captures = self._captures
+        if captures.any and not self._unchanged(captures.watched):
+            self._refresh()
         context = owner.context
         key = None if context is None else self._find(self, context.warm, sms, args, kwargs)
         if key is not True:
@@ -214,6 +249,12 @@ class Kernel:
 
         return warm.finder(self._names, self._scalars, Kernel._repeat)
 
+    @functools.cached_property
+    def _unchanged(self) -> Callable[[Any], bool]:
+        from pk.runtime import warm
+
+        return warm.unchanged()
+
     def _repeat(
         self, table: dict[Any, Any], sms: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ...] | Literal[True] | None:
@@ -239,7 +280,7 @@ class Kernel:
         key: list[Any] = [self, sms, _timeout(), _entry_timeout()]
         for value in chain(args, *kwargs.items()) if kwargs else args:
             if isinstance(value, tensor):
-                key += (value.data_ptr(), value.shape, value.stride(), value.dtype)
+                key += (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_neg())
             else:
                 key.append(typed(value))
         return tuple(key), values
@@ -269,6 +310,7 @@ class Kernel:
         # Shapes that scalars decide are evaluated at every call; empty tensors have no address to be known by.
         if key is not None and not program.sized_by_scalars and all(t.numel() for t in call.tensors.values()):
             launch.remember(packed.context.warm, key, packed)
+            self._contexts.add(packed.context)
 
     def _prepare(self, bound: dict[str, Any], owner: Group, sms: int | None) -> tuple[Call, Program]:
         import torch
@@ -278,6 +320,7 @@ class Kernel:
         for name in self.signature.tensors:
             value = bound[name]
             if isinstance(value, torch.Tensor):
+                rules.plain(value, name, f"kernel `{self.name}`")
                 tensors[name] = value
             elif value is not None or not self.signature.optional(name):
                 raise errors.ArgumentError(
@@ -299,6 +342,10 @@ class Kernel:
         from pk.runtime.context import refuse_capture
 
         try:
+            for name in program.written & call.tensors.keys():
+                rules.separate(call.tensors[name], name, self.name)
+            values = program.environment(call, group)
+            counters, scratch = program.counters(values), program.scratch(values)
             multicast.refuse(program.source)
             if not module.loaded(program.binary, program.source.entry):
                 refuse_capture(group, f"kernel `{self.name}` is called for the first time and has to be loaded")
@@ -306,8 +353,6 @@ class Kernel:
                 loaded = module.load(program.binary, program.source.entry)
         except errors.PkError as error:
             launch.refuse(group, self.name, error)  # the other ranks must not wait for this launch
-        values = program.environment(call, group)
-        counters, scratch = program.counters(values), program.scratch(values)
         return launch.Call(
             group,
             program.source,
@@ -332,15 +377,31 @@ class Kernel:
         signals = ", ".join(f"{name} {shape}" for name, shape in counters.items())
         buffers = ", ".join(f"{name} {shape}" for name, (shape, _) in scratch.items())
         constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
-        return f"{self.name}({constants}) symmetric: {symmetric}; signals: {signals}; scratch: {buffers}"
+        tensors = f"tensors: {program.types}; symmetric: {symmetric}"
+        return f"{self.name}({constants}) {tensors}; signals: {signals}; scratch: {buffers}"
 
     # --------------------------------------------------------------------------------------------- specialising
     def _program(self, values: dict[str, Any]) -> Program:
         key = self._specialization(values), env.multicast()[0]
+        self._refresh()
         with self._lock:
             if key not in self._programs:
-                self._programs[key] = Program(self.fn, *key)
+                made = self._programs[key] = Program(self.fn, *key)
+                self._captures.add(made.captures)
             return self._programs[key]
+
+    def _refresh(self) -> None:
+        """Forget the programs (and their launches) that captured what has changed since: globals, helpers, closures."""
+        if self._captures.current():
+            return
+        with self._lock:
+            self._programs = {key: p for key, p in self._programs.items() if p.captures.current()}
+            self._captures = Captures()
+            for program in self._programs.values():
+                self._captures.add(program.captures)
+            for context in self._contexts:
+                for key in [k for k in list(context.warm) if any(part is self for part in k)]:
+                    context.warm.pop(key, None)
 
     def _specialization(self, values: dict[str, Any]) -> Specialization:
         tensors = {}

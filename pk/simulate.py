@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pk import env, errors
 from pk.ir.types import DTYPES
+from pk.runtime import symm, tensors
+from pk.runtime.rendezvous import differing
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
 def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     """Simulate one launch on all ranks of ``group`` and leave the results in the callers' tensors."""
     _refuse(kernel, program, call, group)
-    payload = {"tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms}
+    remote = [name for name in program.remote if name in call.tensors] if group.world_size > 1 else []
+    payload = {
+        "tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms,
+        "types": program.types, "places": {name: symm.place(call.tensors[name], group) for name in remote},
+    }  # fmt: skip
     constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
     what = f"launch of {kernel.name}({constants})"
     result = group.meet(what, payload, lambda ranks: _simulate(kernel, program, ranks))
@@ -58,6 +64,12 @@ def _shapes(program: Program, call: Call) -> dict[str, tuple[int, ...]]:
 
 
 def _agree(kernel: Kernel, ranks: list[dict[str, Any]]) -> None:
+    types = [rank["types"] for rank in ranks]
+    if len(set(types)) > 1:
+        raise errors.RanksDisagree(
+            f"the ranks call kernel `{kernel.name}` with tensors of different types:\n{differing(types)}\n"
+            "  Pass tensors of the same dtype and number of dimensions on every rank."
+        )
     for name in ranks[0]["shapes"]:
         seen = [rank["shapes"].get(name) for rank in ranks]
         if len(set(seen)) > 1:
@@ -66,13 +78,15 @@ def _agree(kernel: Kernel, ranks: list[dict[str, Any]]) -> None:
                 f"the ranks call kernel `{kernel.name}` with different shapes of `{name}`: {listing}.\n"
                 "  A Parallel tensor has one shape on all ranks."
             )
+    symm.same_places(kernel.name, [rank["places"] for rank in ranks])
 
 
 def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     """The same arguments are refused here as on a GPU, so that what runs on a laptop runs there."""
-    from pk.runtime import symm
     from pk.runtime.tensormap import validate
 
+    env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get()  # raise if they cannot be read
+    values = program.environment(call, group)
     for name, tensor in call.tensors.items():
         if tensor.device.type != "cpu":
             raise errors.ArgumentError(
@@ -83,8 +97,12 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
         if name in program.remote:
             symm.lookup(tensor, group, name)
         if name in program.tiled and tensor.numel():
-            validate(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride())
-    for name, (shape, dtype) in program.scratch(program.environment(call, group)).items():
+            dtype_name = str(tensor.dtype).removeprefix("torch.")
+            validate(name, dtype_name, tuple(tensor.shape), tensor.stride(), tensor.data_ptr())
+        if name in program.written:
+            tensors.separate(tensor, name, kernel.name)
+    program.counters(values)
+    for name, (shape, dtype) in program.scratch(values).items():
         if name in program.tiled and all(shape):
             strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
             validate(name, dtype.name, shape, strides)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pk.artifact import Source
 from pk.codegen import grid, options, render
 from pk.codegen.lines import mapped
-from pk.codegen.names import Names
+from pk.codegen.names import Names, entry
 from pk.codegen.params import Params, poisoned
 from pk.codegen.params import layout as layout_params
 from pk.codegen.plan import Plan
@@ -31,8 +31,8 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False) -
     params = layout_params(plan, Names())
     return Source(
         name=kernel.name,
-        entry=entry(kernel),
-        text=mapped(_text(plan, params, arch), f"{entry(kernel)}.cu"),
+        entry=entry(kernel.name),
+        text=mapped(_text(plan, params, arch), f"{entry(kernel.name)}.cu"),
         arch=arch,
         options=options.flags(arch),
         fields=params.fields,
@@ -52,17 +52,12 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False) -
     )
 
 
-def entry(kernel: ir.Kernel) -> str:
-    """The symbol of the kernel in the cubin: the user's name for it, if the device headers leave it free."""
-    return Names().local(kernel.name)
-
-
 def _text(plan: Plan, params: Params, arch: str) -> str:
     return render.render(
         "kernel.cu.j2",
         plan=plan,
         arch=arch,
-        entry=entry(plan.kernel),
+        entry=entry(plan.kernel.name),
         params=params,
         poisoned=poisoned(plan),
         site_names=site_names(plan.sites),

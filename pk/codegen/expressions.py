@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable
 
 from pk.codegen.builtins import Builtins
@@ -92,17 +94,33 @@ def literal(e: ir.Const) -> str:
     if isinstance(e.value, bool):
         return "true" if e.value else "false"
     if e.type.dtype.kind != "float":
-        return str(int(e.value))
+        return int_literal(int(e.value))
     return float_literal(float(e.value))
 
 
+def int_literal(value: int) -> str:
+    """A C++ ``int`` literal; the least one is no negated ``int``."""
+    return str(value) if value != -(2**31) else "(-2147483647 - 1)"
+
+
 def float_literal(value: float) -> str:
-    """A C++ ``float`` literal; infinities and NaN by name."""
+    """A C++ ``float`` literal of ``value`` rounded to float32; infinities, NaN and subnormals by their bits."""
     if value != value:
         return "__int_as_float(0x7fffffff)"
-    if value in (float("inf"), float("-inf")):
-        return "__int_as_float(0x7f800000)" if value > 0 else "__int_as_float(0xff800000)"
-    return f"{value!r}f"
+    rounded = ctypes.c_float(value).value
+    if rounded and not _SMALLEST <= abs(rounded) <= _LARGEST:
+        return f"__int_as_float({struct.unpack('<I', struct.pack('<f', rounded))[0]:#010x})"
+    # Halfway between two floats the decimals of ``value`` may lie on either side; beyond the largest they are refused.
+    exact = value if abs(value) <= _LARGEST and not _halfway(value, rounded) else rounded
+    return f"{exact if rounded else rounded!r}f"
+
+
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal float32
+
+
+def _halfway(value: float, rounded: float) -> bool:
+    """Whether ``value`` lies in the middle between ``rounded``, the nearest float32, and another one."""
+    return rounded != value and ctypes.c_float(2 * value - rounded).value == 2 * value - rounded
 
 
 def _ceiling_division(e: ir.Binary) -> tuple[ir.Expr, ir.Expr] | None:

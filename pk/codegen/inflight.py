@@ -1,4 +1,4 @@
-"""What the tensor cores may be doing meanwhile: mma are issued, and waited for only where something needs their result."""
+"""What the tensor cores may be doing meanwhile: an mma is waited for only where something needs its result."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+import zlib
 
 KEYWORDS = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr
@@ -30,6 +32,13 @@ RESERVED = frozenset(
     tensor_view to transposed u16 u32 u64 u8 wait wait_each wait_multicast warp warp_index where widen_element
     window zero""".split()
 )
+# Macros of NVRTC and of the device headers, by name or by prefix.
+MACRO = re.compile(
+    r"(CU|NV_|PK_|FLT_|DBL_|INT_|UINT_|LONG_|CHAR_|TARGET_|LEGACY_|cuda[A-Z])\w*|NULL|NAN|INFINITY|HUGE_VALF?|NOMINMAX"
+    r"|RESOURCE_ABI_BYTES|INSTRUMENTOR_RUNTIME_H|STD|THROWBADALLOC|TRUE|FALSE|EOF|alloca|assert|errno|offsetof"
+    r"|va_(arg|copy|end|list|start)|signbit|is(nan|inf|finite|normal)|unix|linux|i386"
+)
+MAP_MEMBERS = frozenset("launch claims exchanged signal_slots".split())  # of every shared-memory map
 
 
 class Names:
@@ -66,13 +75,34 @@ class Names:
         return word
 
 
+def entry(kernel: str) -> str:
+    """The symbol of ``kernel`` in the cubin: with a prefix that no function of CUDA or C has."""
+    return _word(f"pk_{kernel}")
+
+
+def enumerator(name: str) -> str:
+    """``name`` in capitals, in letters that C++ takes."""
+    return re.sub(r"_+", "_", ascii_letters(name).upper())
+
+
 def shared_member(name: str) -> str:
     """Member of the shared-memory map, or of a stage, for the user's pipeline or tile ``name``."""
     word = _word(name)
-    return f"user_{word}" if word in KEYWORDS or word == "launch" else word
+    if word in KEYWORDS | MAP_MEMBERS or re.search(r"_(ring|stage|turn)$|^user_", word):
+        word = f"user_{word}_"
+    return word if word in (name, f"user_{name}_") else f"{word}_{zlib.crc32(name.encode()):08x}"
+
+
+def ascii_letters(name: str) -> str:
+    """``name`` in ASCII: accents dropped, other letters by their code, everything else as underscores."""
+    letters = unicodedata.normalize("NFKD", name)
+    plain = (c if c.isascii() else f"u{ord(c):x}" if c.isalnum() else "" for c in letters)
+    return re.sub(r"[^A-Za-z0-9_]", "_", "".join(plain))
 
 
 def _word(name: str) -> str:
     # C++ keeps names with two underscores, or with one and a capital, for itself.
-    word = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", name))
-    return f"v{word}" if not word or word[0].isdigit() or re.match(r"_[A-Z]", word) else word
+    word = re.sub(r"_+", "_", ascii_letters(name))
+    if not word or word[0].isdigit() or re.match(r"_[A-Z]", word):
+        return f"v{word}"
+    return f"{word}_" if MACRO.fullmatch(word) else word

@@ -7,9 +7,11 @@ what is summed needs no registers.
 
 from __future__ import annotations
 
+from typing import cast
+
 from pk.codegen import render
 from pk.codegen.direct import Direct
-from pk.codegen.expressions import ARGUMENT, ATOM, OPERATORS, UNARY, Expressions, float_literal
+from pk.codegen.expressions import ARGUMENT, ATOM, OPERATORS, UNARY, Expressions, float_literal, int_literal
 from pk.codegen.names import Names
 from pk.codegen.operands import Operands, RegisterType
 from pk.codegen.plan import RolePlan
@@ -250,7 +252,7 @@ def _declared(kind: str, name: str, lines: list[str]) -> list[str]:
 
 
 def _number(value: object) -> str:
-    return float_literal(value) if isinstance(value, float) else str(value)
+    return float_literal(value) if isinstance(value, float) else int_literal(int(cast(int, value)))
 
 
 def _written_by_mma(block: ir.Block) -> set[str]:

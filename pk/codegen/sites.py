@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pk.artifact import Site
 from pk.codegen.facts import Facts
+from pk.codegen.names import enumerator
 from pk.ir import nodes as ir
 from pk.ir import split
 from pk.ir.rules import spelled
@@ -26,7 +26,7 @@ def site_names(sites: tuple[Site, ...]) -> list[str]:
     names: list[str] = []
     for s in sites:
         subject = "" if s.role == "launch" or s.op == "assert" else f"{s.what}_"
-        name = base = re.sub(r"\W", "_", f"SITE_{subject}{s.op}".upper())
+        name = base = enumerator(f"SITE_{subject}{s.op}")
         n = 1
         while name in names:
             n += 1

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from pk import errors
+from pk.dsl.captures import Captures
 from pk.dsl.values import PipelineValue, ScratchValue, SharedValue, SignalsValue
 from pk.ir import index, rules, vectors
 from pk.ir import nodes as ir
@@ -22,7 +23,8 @@ class Builder:
     around.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, captures: Captures | None = None) -> None:
+        self.captures = Captures() if captures is None else captures
         self.tensors: list[ir.Tensor] = []
         self.scalars: list[ir.Param] = []
         self.signals: list[ir.Signals] = []

@@ -265,7 +265,12 @@ def _full(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
         raise errors.NotConstant(
             f"the value of pk.full is {describe(value)}", span, "Use a number: zeros + x fills with x."
         )
-    return ir.Call("full", (), tile, (("value", int(value) if element.kind == "int" else float(value)),), span)
+    if element.kind == "int" and not -(2**31) <= value < 2**31:  # NaN, too
+        raise errors.WrongOperand(
+            f"the value of pk.full is {value!r}, which does not fit {element}", span, "Use -2147483648 to 2147483647."
+        )
+    value = int(value) if element.kind == "int" else tiles.number(value)
+    return ir.Call("full", (), tile, (("value", value),), span)
 
 
 def _cast(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:

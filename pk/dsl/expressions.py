@@ -306,7 +306,9 @@ class Expressions(Scope):
                 node, f"a method of {type(base).__name__}", "Kernels call pk's operations and @pk.function helpers."
             )
         try:
-            return getattr(base, name)
+            value = getattr(base, name)
+            self.b.captures.attribute(base, name, value)
+            return value
         except AttributeError:
             known = getattr(base, "__all__", None) or [n for n in dir(base) if not n.startswith("_")]
             what = f"module `{base.__name__}`" if isinstance(base, types.ModuleType) else describe(base)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pk.dsl.builder import Builder
+from pk.dsl.captures import Captures
 from pk.dsl.signature import Parameter, Signature
 from pk.dsl.source import MISSING, Source, unwrap
 from pk.dsl.statements import Reader
@@ -51,14 +52,16 @@ def typed(value: Any) -> Any:
     return tuple(typed(v) for v in value) if isinstance(value, tuple) else (type(value), value)
 
 
-def build(fn: Callable[..., Any], spec: Specialization) -> ir.Kernel:
+def build(fn: Callable[..., Any], spec: Specialization, captures: Captures | None = None) -> ir.Kernel:
     """The IR of kernel function ``fn`` for ``spec``.  The body is read, never run.
+
+    What it reads outside the arguments is added to ``captures``.
 
     Raises a :class:`pk.errors.CompileError` for anything outside the language and SourceUnavailable if ``fn`` has no
     text.
     """
     fn = unwrap(fn)
-    signature, source, builder = Signature.of(fn), Source(fn), Builder()
+    signature, source, builder = Signature.of(fn), Source(fn), Builder(captures)
     reader = Reader(builder, source)
     constants = []
     for p in signature.parameters:

@@ -265,15 +265,15 @@ def all_reduce(c: Any, coord: Any, shape: tuple[int, ...], op: str = "sum") -> N
 def mma(acc: Any, a: Any, b: Any, accumulate: bool = True) -> None:
     """``acc += a @ b`` on the tensor core: acc (M, N) float32, a (M, K), b (K, N).
 
-    ``accumulate=False``: ``acc = a @ b``, what acc held before is lost.  The one operation that changes a tile in place.
+    ``accumulate=False``: ``acc = a @ b``, and what acc held is lost.  The one operation that changes a tile in place.
 
     a and b are shared tiles, as stored or transposed (``t.T``); a may also be a register tile of bfloat16 or float16
     (``pk.cast(p, v.dtype)``).  dtypes: bfloat16, float16 (a and b alike); float8_e4m3, float8_e5m2 (mixed or alike);
     float32, read as tf32 (a 10-bit mantissa).  Operands of 8 and 32 bits must be contiguous along K: a (M, K) as
     stored, b stored (N, K) and passed as ``t.T``.
 
-    M is a multiple of 64 for each warpgroup, N a multiple of 8 up to 256, K a multiple of 16 elements (32 of 8 bits, 8 of
-    float32); a shared tile has rows of a multiple of 32 bytes.
+    M is a multiple of 64 for each warpgroup, N a multiple of 8 up to 256 (192 with three warpgroups), K a multiple of 16
+    elements (32 of 8 bits, 8 of float32); a shared tile has rows of a multiple of 32 bytes.
     """
     _outside("mma")
 

@@ -72,6 +72,8 @@ class Scope:
             raise errors.NameOutOfScope(f"`{name}` does not exist here", self.span(node), self.frame.gone[name].why)
         value = self.frame.source.outside(name)
         if value is not MISSING:
+            if (home := self.frame.source.home(name)) is not None:
+                self.b.captures.variable(home, name, value)
             return value
         raise errors.UnknownName(
             f"unknown name `{name}`", self.span(node), self._suggest(name) or "Bind it before this line."

@@ -7,6 +7,7 @@ import builtins
 import functools
 import inspect
 import linecache
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,12 @@ class Source:
             if name in space:
                 return space[name]
         return MISSING
+
+    def home(self, name: str) -> dict[str, Any] | types.CellType | None:
+        """The cell or module dict that ``outside`` reads ``name`` from; None for builtins."""
+        if name in self.closure:
+            return (self.fn.__closure__ or ())[self.fn.__code__.co_freevars.index(name)]
+        return self.fn.__globals__ if name in self.fn.__globals__ else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -40,8 +40,16 @@ def _value(op: str, value: Any, span: ir.Span) -> ir.Expr:
 def like(value: Any, dtype: DType) -> Any:
     """A Python number as arithmetic with tiles of ``dtype`` takes it: an int is a float beside floats."""
     if isinstance(value, int) and not isinstance(value, bool) and dtype.kind == "float":
-        return float(value)
+        return number(value)
     return value
+
+
+def number(value: float) -> float:
+    """``value`` as a float; integers beyond its range as infinities."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _mathematics(op: str) -> Handler:

@@ -416,7 +416,8 @@ class _Walk:
     def _type(self, e: ir.Expr, names: Names, span: ir.Span) -> Type:
         if isinstance(e, ir.Const):
             if e.type == INT and not -(2**31) <= e.value < 2**31:
-                raise errors.WrongOperand(f"{e.value} does not fit int32", span, "Scalars of kernels are int32.")
+                raise errors.WrongOperand(f"{e.value} does not fit int32", span,
+                                          "Integers of kernels are int32, -2147483648 to 2147483647.")  # fmt: skip
             return e.type
         if isinstance(e, ir.Var):
             if e.name not in names:

@@ -166,7 +166,7 @@ def _add(x: Value, y: Value, span: ir.Span) -> Value:
         return rest + c
     if c == 0:
         return rest
-    return _plain("+" if c > 0 else "-", rest, abs(c), span)
+    return _plain("+", rest, c, span) if c > 0 or c == -(2**31) else _plain("-", rest, -c, span)  # 2**31 is no int32
 
 
 def _multiply(x: Value, y: Value, span: ir.Span) -> Value:

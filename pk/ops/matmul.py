@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError
-from pk.ops import kernels
+from pk.ops import inputs, kernels
 from pk.ops.workspace import symmetric_workspace
 from pk.runtime.group import current
 
@@ -26,11 +26,13 @@ def matmul_reduce_scatter(
     None: True for three ranks or more (with two both orders are the same).
 
     The call is collective: all ranks of ``group`` (a ``torch.distributed`` process group, or None for the current
-    one) make it, with the same shapes.  Raises :class:`pk.errors.ArgumentError` for shapes and dtypes that cannot
+    one) make it, with the same shapes.  There is no backward yet: under autograd, pass detached tensors.  Raises
+    :class:`pk.errors.ArgumentError` for shapes and dtypes that cannot
     work.
     """
     owner = current(group)
     world = owner.world_size
+    a, b = inputs.tensors("matmul_reduce_scatter", a=a, b=b)
     _check(a, b, world)
     rows, cols = a.shape[0] // world, b.shape[1]
     if rows * cols * a.shape[1] == 0:

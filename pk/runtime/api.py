@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,12 +20,31 @@ def device(group: Any = None) -> torch.device:
     return torch.device("cpu") if owner.backend == "sim" else torch.device("cuda", owner.device)
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, group: Any = None) -> torch.Tensor:
-    """A symmetric tensor: the same shape on every rank, reachable by all.  Collective.  Contents undefined."""
+def empty(shape: Sequence[int] | int, dtype: Any, group: Any = None) -> torch.Tensor:
+    """A symmetric tensor: the same shape on every rank, reachable by all.  Collective.  Contents undefined.
+
+    ``shape``: extents, or one.  ``dtype``: torch's, pk's, or a name.
+    """
     from pk.runtime import symm
     from pk.runtime.group import current
+    from pk.runtime.tensors import torch_dtype
 
-    return symm.empty(tuple(shape), dtype, current(group))
+    return symm.empty(_extents(shape), torch_dtype(dtype), current(group))
+
+
+def _extents(shape: Any) -> tuple[int, ...]:
+    from pk.errors import ArgumentError
+
+    try:
+        given = (shape,) if not isinstance(shape, Iterable) else tuple(shape)
+        if not any(isinstance(extent, bool) for extent in given):
+            return tuple(operator.index(extent) for extent in given)
+    except TypeError:  # an extent that is no integer
+        pass
+    raise ArgumentError(
+        f"pk.empty: shape {shape!r} has an extent that is not a whole number.\n"
+        "  Pass integers, such as `pk.empty((rows, cols), torch.bfloat16)`."
+    )
 
 
 def symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
@@ -39,7 +59,7 @@ def symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
 
 
 def spawn(
-    fn: Callable[..., Any], world_size: int, backend: str | None = None, args: Sequence[Any] = ()
+    fn: Callable[..., Any], world_size: int, backend: str | None = None, args: tuple[Any, ...] = ()
 ) -> list[Any]:
     """Run ``fn(rank, *args)`` on ``world_size`` ranks and return every rank's value, in rank order.
 
@@ -50,7 +70,7 @@ def spawn(
     """
     from pk.runtime.spawn import spawn as run
 
-    return run(fn, world_size, backend, tuple(args))
+    return run(fn, world_size, backend, args)
 
 
 def synchronize(group: Any = None) -> None:

@@ -59,7 +59,7 @@ class CudaDriver:
         self._streams: dict[int, Any] = {}
         self._connected: set[tuple[int, int]] = set()
         self._lock = threading.RLock()
-        self.stream = _current_stream()  # type: ignore[method-assign]  # one call less than the method
+        self.__dict__["stream"] = _current_stream()  # in the method's place: one call less
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
         """Make the device's primary context current for a ``with`` block."""
@@ -236,7 +236,8 @@ class CudaDriver:
         api = cu()
         config, pointers = launch_config(shape, cluster), (ctypes.c_void_p * 1)(params)
         address, stream_of = ctypes.addressof(pointers), api.CUstream
-        submit, bound = api.cuLaunchKernelEx, -1
+        submit, number = api.cuLaunchKernelEx, int(function)  # type: ignore[call-overload]
+        bound = -1
 
         def launch(stream: int) -> None:
             nonlocal bound
@@ -246,9 +247,9 @@ class CudaDriver:
             if status != 0:
                 failed(status)
 
-        def failed(number: int, kept: Any = pointers) -> None:
+        def failed(code: int, kept: Any = pointers) -> None:
             # Torch's threads have the device's context current, which saves pushing it; this one does not.
-            status = api.CUresult(number)
+            status = api.CUresult(code)
             if status.name not in _NO_CONTEXT:
                 check((status,), "cuLaunchKernelEx")
             with on_device(device):
@@ -257,7 +258,7 @@ class CudaDriver:
         launcher = getattr(native(), "launcher", None)
         if launcher is None:
             return launch
-        return launcher(_launch_address(), int(config.getPtr()), int(function), address, failed)
+        return launcher(_launch_address(), int(config.getPtr()), number, address, failed)
 
 
 def _launch_address() -> int:

@@ -40,6 +40,11 @@ def override(source: Source, name: str) -> tuple[Source, str]:
     if not chosen:
         return source, ""
     base = Path(chosen).expanduser()
+    if not base.is_dir():
+        raise BackendError(
+            f"PK_OVERRIDE={chosen!r} is not a folder.\n"
+            "  Set it to the folder that PK_DUMP wrote and you edited, or unset PK_OVERRIDE."
+        )
     path = base / name / "30_kernel.cu"
     try:
         text = path.read_text()

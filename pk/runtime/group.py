@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import pickle
 import socket
 import sys
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pk import env
 from pk.artifact import MAX_RANKS
 from pk.errors import ArgumentError, BackendError
-from pk.runtime.link import Link
+from pk.runtime.link import Link, leave_store
 from pk.runtime.rendezvous import Rendezvous, Work, ranks
 
 if TYPE_CHECKING:
@@ -173,7 +175,12 @@ class Group:
 
 def check_world_size(world_size: int) -> None:
     """Raise :class:`pk.errors.ArgumentError` unless pk can run so many ranks."""
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
+    if not isinstance(world_size, int) or isinstance(world_size, bool):
+        raise ArgumentError(
+            f"world_size={world_size!r} is {type(world_size).__name__}, and must be a whole number from 1 to "
+            f"{MAX_RANKS}.\n  Pass the number of ranks, such as 2."
+        )
+    if not 1 <= world_size <= MAX_RANKS:
         raise ArgumentError(
             f"a group of {world_size} ranks: pk runs 1 to {MAX_RANKS}, the GPUs that one host connects by NVLink.\n"
             "  Across hosts, use one group for each host."
@@ -306,7 +313,20 @@ def current(group: Any = None) -> Group:
             "this thread is not a rank of pk.spawn, so it has no group.\n"
             "  Call pk.runtime.group.current() in the rank's own thread and pass the result as group=."
         )
+    _refuse_uninitialised()
     return _memo.put(_alone())
+
+
+def _refuse_uninitialised() -> None:
+    """A launcher started several ranks, and they have not met: each would quietly compute for itself."""
+    rank, world = (os.environ.get(name, "").strip() for name in ("RANK", "WORLD_SIZE"))
+    if rank.isdecimal() and world.isdecimal() and int(world) > 1:
+        raise BackendError(
+            f"this process is rank {rank} of {world} (RANK={rank}, WORLD_SIZE={world}, as torchrun sets them), but "
+            "torch.distributed is not initialised, so pk has no group for it.\n"
+            "  Call torch.distributed.init_process_group() first.  "
+            "For ranks that work alone, unset RANK and WORLD_SIZE."
+        )
 
 
 class _Memo:
@@ -339,6 +359,8 @@ class _Memo:
         return group if self._backend == _backend_text() else None
 
 
+_FAREWELL_S = 2.0  # for a process that ends to tell the store so, which may be gone
+_ENDED = "has left: its process has ended"
 _memo = _Memo()
 _backend_text = env.peek(env.BACKEND)
 
@@ -440,6 +462,19 @@ def _join(distributed: Any, process_group: Any) -> Group:
     with _lock:
         _distributed[process_group] = made
     return made
+
+
+@atexit.register
+def _tell_that_this_process_ends() -> None:
+    """Ranks that wait for this one, or will, are released; also those of process groups that pk never met here."""
+    with _lock:
+        for group in _distributed.values():
+            if group.link is not None:
+                leave_store(group.link.store, group.rank, _ENDED, _FAREWELL_S)
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    for process_group, (_, store) in list(getattr(getattr(distributed, "_world", None), "pg_map", {}).items()):
+        if store is not None and process_group.size() > 1:
+            leave_store(store, process_group.rank(), _ENDED, _FAREWELL_S)
 
 
 def finalize() -> None:

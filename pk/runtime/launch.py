@@ -8,7 +8,7 @@ host call of a rank can fall between two launches that wait for each other.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -308,14 +308,7 @@ def _enqueue(requests: list[_Request]) -> None:
 
 
 def _same_places(ready: list[Packed]) -> None:
-    for index, (name, _) in enumerate(ready[0].places):
-        found = [p.places[index][1] for p in ready]
-        if len(set(found)) > 1:
-            texts = [f"symmetric memory {p[0]}, byte {p[1]}" if p else "not symmetric" for p in found]
-            raise RanksDisagree(
-                f"the ranks call kernel `{ready[0].name}` with different tensors as `{name}`:\n{differing(texts)}\n"
-                "  A Parallel argument is the same pk.empty tensor, or the same view of it, on every rank."
-            )
+    symm.same_places(ready[0].name, [dict(p.places) for p in ready])
 
 
 def _co_resident(launches: list[tuple[Group, Packed]]) -> None:

@@ -7,13 +7,16 @@ limit their size.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from pk.errors import PeerFailed, PeerLate, PkError, RanksDisagree
 from pk.runtime.rendezvous import Work, differing, ranks
 
+LEFT = "pk/left"  # of a process that has ended: in the store of each of its process groups, whatever the incarnation
 _CHUNK = 4 << 20  # torch's TCPStore takes at most 8 MiB
 
 
@@ -85,6 +88,14 @@ class Link:
         except Exception:  # noqa: BLE001  nobody is left to tell
             return
 
+    def gone(self) -> tuple[int, str] | None:
+        """A rank that will never come again, and why.  Does not wait."""
+        for name in (f"{self._prefix}/gone", LEFT):
+            if self.store.check([name]):
+                rank = int(self.store.get(name))
+                return rank, bytes(self.store.get(f"{name}/{rank}")).decode()
+        return None
+
     def note(self, name: str, payload: bytes) -> None:
         """Leave ``payload`` where every rank can :meth:`peek` at it."""
         self.store.set(f"{self._prefix}/note/{name}", payload)
@@ -114,11 +125,9 @@ class Link:
 
     def _wait(self, name: str, rank: int, key: str, end: float) -> None:
         pause = 0.0002
-        while not self.store.check([name]):
-            if self.store.check([f"{self._prefix}/gone"]) and not self.store.check([name]):
-                gone = int(self.store.get(f"{self._prefix}/gone"))
-                why = bytes(self.store.get(f"{self._prefix}/gone/{gone}")).decode()
-                raise PeerFailed(f"rank {gone} {why}, so {key} cannot go on.")
+        while (found := self._look(name, key)) is not True:
+            if found is not None:
+                raise PeerFailed(f"rank {found[0]} {found[1]}, so {key} cannot go on.")
             if time.monotonic() > end:
                 raise PeerLate(
                     f"{ranks([rank])} did not come to {key} in time.\n"
@@ -127,12 +136,35 @@ class Link:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
 
+    def _look(self, name: str, key: str) -> tuple[int, str] | Literal[True] | None:
+        """True if ``name`` is there; else who has gone, or None."""
+        try:
+            if self.store.check([name]):
+                return True
+            gone = self.gone()
+            return True if gone is not None and self.store.check([name]) else gone  # it may have come before it left
+        except RuntimeError as error:  # torch's DistNetworkError and DistStoreError among them
+            raise PeerFailed(
+                f"rank {self.rank} cannot reach the store of its process group, so {key} cannot go on: "
+                f"{str(error).splitlines()[0]}\n"
+                "  The process that keeps the store, which is rank 0's or the launcher's, has probably ended."
+            ) from error
+
     def _forget(self, names: list[str]) -> None:
         # A rank that finishes exchange n has seen every rank's post of n, so all of them have finished n - 1.
         self._old.append(names)
         if len(self._old) > 2:
             for name in self._old.pop(0):
                 self.store.delete_key(name)
+
+
+def leave_store(store: Any, rank: int, why: str, seconds: float) -> None:
+    """``rank`` leaves every group that was or will be made over ``store``.  Takes ``seconds`` at most, never raises."""
+    with contextlib.suppress(Exception):  # the store may be gone, and then nobody is left to tell
+        store.set_timeout(timedelta(seconds=seconds))
+        store.set(f"{LEFT}/{rank}", why.encode())
+        if not store.check([LEFT]):  # the first to leave is why others do
+            store.set(LEFT, str(rank).encode())
 
 
 class _Result:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from pk import env
 from pk.errors import ArgumentError, BackendError, PeerFailed, RankError
 from pk.runtime import group as groups
 from pk.runtime import launch
@@ -38,13 +39,23 @@ def spawn(fn: Function, world_size: int, backend: str | None = None, args: tuple
     a world size or backend that does not exist, :class:`pk.errors.BackendError` if the machine has no GPU for
     ``"cuda"``.
     """
+    env.warn_unknown()
     groups.check_world_size(world_size)
+    if not callable(fn):
+        raise ArgumentError(
+            f"pk.spawn: {fn!r} is {type(fn).__name__}, and must be a function.\n  Pass a function of the rank."
+        )
+    if not isinstance(args, (tuple, list)):
+        raise ArgumentError(
+            f"pk.spawn: args={args!r} is {type(args).__name__}, and must be a tuple.\n"
+            "  Pass the arguments after the rank as a tuple, such as `args=(x,)`."
+        )
     how = _choose(world_size, backend)
     if how == "sim":
-        return run_threads(fn, args, groups.threads(world_size, "sim"))
+        return run_threads(fn, tuple(args), groups.threads(world_size, "sim"))
     if how == "cuda-threads":
-        return _cuda_threads(fn, world_size, args)
-    return run_processes(fn, world_size, args, "sim" if how == "sim-processes" else "cuda", _gpus)
+        return _cuda_threads(fn, world_size, tuple(args))
+    return run_processes(fn, world_size, tuple(args), "sim" if how == "sim-processes" else "cuda", _gpus)
 
 
 def describe(world_size: int, backend: str | None = None) -> str:

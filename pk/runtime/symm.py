@@ -23,6 +23,7 @@ from pk.errors import ArgumentError, BackendError, PeerFailed, RanksDisagree
 from pk.runtime import ipc
 from pk.runtime.device import Memory
 from pk.runtime.rendezvous import differing
+from pk.runtime.tensors import plain
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,13 @@ class Heap:
         if group.backend == "sim":
             import numpy as np
 
-            keep = np.empty(size + _ALIGNMENT, np.uint8)
+            try:
+                keep = np.empty(size + _ALIGNMENT, np.uint8)
+            except (MemoryError, ValueError):
+                raise BackendError(
+                    f"{what} needs {size} bytes, which this host cannot give to simulated rank {group.rank}.\n"
+                    "  Simulate with smaller tensors or fewer ranks."
+                ) from None
             base = -(-keep.ctypes.data // _ALIGNMENT) * _ALIGNMENT
             return self.add(base, size, ipc.share(group, base, what), owned=True, keep=keep)
         # All ranks have memory, or none keeps it: what one rank's failure leaves behind is freed on every rank.
@@ -160,6 +167,11 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group) -> torch.Ten
     if any(extent < 0 for extent in shape):
         raise ArgumentError(f"pk.empty({tuple(shape)}): an extent is negative.")
     nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes >= 1 << 62:
+        raise ArgumentError(
+            f"pk.empty({tuple(shape)}, {dtype}) asks for {nbytes} bytes, more than any address space.\n"
+            "  Pass a smaller shape."
+        )
     where = heap(group)
     segment = where.allocate(nbytes, f"pk.empty({tuple(shape)}, {dtype})")
     return where.tensor(segment, max(nbytes, 16))[:nbytes].view(dtype).view(shape)
@@ -171,6 +183,14 @@ def symmetric(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     Every rank passes a tensor of the same shape, strides and dtype, on its own device.  Raises as :func:`empty`, and
     :class:`pk.errors.BackendError` on every rank if one rank's memory cannot be exported.
     """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(
+            f"pk.symmetric: {tensor!r} is {type(tensor).__name__}, and must be a torch.Tensor.\n"
+            "  Pass `torch.tensor(...)`, or allocate with pk.empty(shape, dtype)."
+        )
+    plain(tensor, "tensor", "pk.symmetric")
     where = heap(group)
     what = f"pk.symmetric(tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype})"
     known = _find(tensor, group)
@@ -208,6 +228,18 @@ def place(tensor: torch.Tensor, group: Group) -> tuple[int, int] | None:
     """Number of the segment and offset in it: equal on all ranks if and only if they pass the same symmetric tensor."""
     found = _find(tensor, group)
     return None if found is None else (found[0].number, found[1])
+
+
+def same_places(kernel: str, found: list[dict[str, tuple[int, int] | None]]) -> None:
+    """Raise :class:`pk.errors.RanksDisagree` if the ranks pass different memory (:func:`place`, by parameter name)."""
+    for name in found[0]:
+        places = [mine.get(name) for mine in found]
+        if len(set(places)) > 1:
+            texts = [f"symmetric memory {p[0]}, byte {p[1]}" if p else "not symmetric" for p in places]
+            raise RanksDisagree(
+                f"the ranks call kernel `{kernel}` with different tensors as `{name}`:\n{differing(texts)}\n"
+                "  A Parallel argument is the same pk.empty tensor, or the same view of it, on every rank."
+            )
 
 
 def close(group: Group) -> None:

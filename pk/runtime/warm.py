@@ -1,4 +1,4 @@
-"""The native lookup of a warm call's packed launch: ``csrc/warm.cpp``, which reads tensors through DLPack's C functions.
+"""The native lookup of a warm call's launch: ``csrc/warm.cpp``, which reads tensors through DLPack's C functions.
 
 Its Python twin is ``Kernel._repeat`` of ``pk/kernel.py``; the two keep keys of their own in one table.  A call that the
 native one cannot describe (a subclass of Tensor, a dtype without a DLPack code, memory that is not there) goes to the
@@ -16,6 +16,11 @@ from pk.runtime.native import native
 Repeat = Callable[..., Any]  # (kernel, table, sms, args, kwargs) -> True if it launched, else the call's key or None
 
 
+def unchanged() -> Callable[[Any], bool]:
+    """Tells of variables (dict, name, value) whether all still have these values; False: look closer."""
+    return getattr(native(), "unchanged", None) or (lambda entries: False)
+
+
 def finder(names: Sequence[str], scalars: Mapping[str, Any], twin: Repeat) -> Repeat:
     """The native twin of ``twin`` for a kernel with parameters ``names``, or ``twin`` where there is none.
 
@@ -30,6 +35,4 @@ def finder(names: Sequence[str], scalars: Mapping[str, Any], twin: Repeat) -> Re
         return twin
     types = (torch.Tensor, torch.nn.Parameter)  # exactly these: a subclass may mean something else by its methods
     places = {name: index for index, name in enumerate(scalars)}
-    return (
-        make(types, torch.Tensor, table, variables, tuple(names), places, tuple(scalars.values()), twin) or twin
-    )
+    return make(types, torch.Tensor, table, variables, tuple(names), places, tuple(scalars.values()), twin) or twin

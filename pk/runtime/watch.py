@@ -62,23 +62,30 @@ def name(context: Context, number: int, kernel: str) -> None:
 
 
 def _run() -> None:
-    global _thread  # noqa: PLW0603
     said: Said = weakref.WeakKeyDictionary()
     rounds = 0
     while True:
         time.sleep(_INTERVAL_S)
         rounds += 1
-        with _lock:
-            everyone = tuple(_contexts)
-            if not everyone:
-                _thread = None
-                return
-            for context in everyone:
-                look(context, said)
-        if rounds % _PEERS_EVERY == 0:
-            for context in everyone:
-                with contextlib.suppress(Exception):  # the store goes away when the program ends
-                    look_at_peers(context, said)
+        if not _round(said, rounds % _PEERS_EVERY == 0):
+            return
+
+
+def _round(said: Said, peers_too: bool) -> bool:
+    """Look at every context; False if there is none.  A function, so that no context is held between two rounds."""
+    global _thread  # noqa: PLW0603
+    with _lock:
+        everyone = tuple(_contexts)
+        if not everyone:
+            _thread = None
+            return False
+        for context in everyone:
+            look(context, said)
+    if peers_too:
+        for context in everyone:
+            with contextlib.suppress(Exception):  # the store goes away when the program ends
+                look_at_peers(context, said)
+    return True
 
 
 def look(context: Context, said: Said) -> None:

@@ -433,6 +433,7 @@ class Launch:
         self.begun = [False] * self.world
         self.roles: list[Role] = []
         self.running = 0
+        self.turns = 100_000_000  # of a role's loops, before they are taken for endless
         self.waits = self.in_flight = self.max_in_flight = self.messages = 0
         self.operations = {"load": 0, "land": 0, "signal": 0}
         self._buffers = buffers

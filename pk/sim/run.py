@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from pk import errors
+from pk import env, errors
 from pk.ir import nodes as ir
 from pk.ir.index import evaluate
 from pk.ir.split import roles_of, statements
@@ -60,18 +61,19 @@ def simulate(
     values = [_check(kernel, rank, world, mine) for rank, mine in enumerate(args)]
     parallel = [t.name for t in kernel.tensors if t.kind == "parallel"]
     _agreed(kernel, "tensor", [{name: _tensor(mine[name]).array.shape for name in parallel} for mine in args])
-    signal_shapes = _agreed(kernel, "signals", [{s.name: _shape(s, env) for s in kernel.signals} for env in values])
-    scratch_shapes = _agreed(kernel, "scratch", [{s.name: _shape(s, env) for s in kernel.scratch} for env in values])
+    signal_shapes = _agreed(kernel, "signals", [{s.name: _shape(s, v) for s in kernel.signals} for v in values])
+    scratch_shapes = _agreed(kernel, "scratch", [{s.name: _shape(s, v) for s in kernel.scratch} for v in values])
     buffers = [
         {
             **{t.name: Buffer(t.name, rank, -1, _tensor(mine[t.name]).array, t.dtype) for t in kernel.tensors},
-            **{s.name: machine.scratch_buffer(s.name, rank, scratch_shapes[s.name], s.dtype) for s in kernel.scratch},
+            **{s.name: _scratch(kernel, s, rank, scratch_shapes[s.name]) for s in kernel.scratch},
         }
         for rank, mine in enumerate(args)
     ]
     scalars: list[dict[str, Any]] = [{p.name: mine[p.name] for p in kernel.scalars} for mine in args]
     schedule = Schedule(seed, world, sms)
     launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes, multicast)
+    launch.turns = env.SIM_STEPS.get()
     programs = _populate(kernel, launch, _blocks(kernel, sms, values[0]))
     with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # NaN is data here
         _run(launch, programs)
@@ -100,12 +102,13 @@ def _run(launch: machine.Launch, programs: list[RoleProgram]) -> None:
     except ZeroDivisionError as error:  # the only mistake that scalar arithmetic can make
         span = ir.NOWHERE
         files = {p.file: p for p in programs}
-        at = error.__traceback__
+        at, where = error.__traceback__, "a scalar of the kernel"
         while at is not None:
             program = files.get(at.tb_frame.f_code.co_filename)
-            span = program.span(at.tb_lineno) if program else span
+            if program:
+                span, where = program.span(at.tb_lineno), at.tb_frame.f_locals["role"].where()
             at = at.tb_next
-        raise errors.SimulationError("division by zero", span, "a scalar of the kernel") from None
+        raise errors.SimulationError("division by zero", span, where) from None
 
 
 def _populate(kernel: ir.Kernel, launch: machine.Launch, blocks_of: dict[str, range]) -> list[RoleProgram]:
@@ -178,8 +181,23 @@ def _check(kernel: ir.Kernel, rank: int, world: int, mine: Arguments) -> dict[st
         values[p.name] = number
     for s in kernel.prologue:
         if isinstance(s, ir.Assign) and isinstance(s.var.type, Scalar):
-            values[s.var.name] = evaluate(s.value, values)
+            try:
+                values[s.var.name] = evaluate(s.value, values)
+            except ZeroDivisionError:
+                raise errors.SimulationError("division by zero", s.span, f"rank {rank}, before its tasks") from None
     return values
+
+
+def _scratch(kernel: ir.Kernel, declared: ir.Scratch, rank: int, shape: tuple[int, ...]) -> Buffer:
+    try:
+        return machine.scratch_buffer(declared.name, rank, shape, declared.dtype)
+    except (MemoryError, ValueError):
+        size = math.prod(shape) * declared.dtype.itemsize
+        raise errors.BackendError(
+            f"scratch `{declared.name}` of kernel `{kernel.name}` has shape {shape} ({declared.dtype}) and needs "
+            f"{size} bytes, which this host cannot give to simulated rank {rank}.\n"
+            "  Simulate with smaller shapes or fewer ranks."
+        ) from None
 
 
 def _tensor(argument: SimTensor | int | float) -> SimTensor:

@@ -23,6 +23,7 @@ from pk.ir.split import slice_role
 from pk.ir.types import Scalar, Tile
 from pk.sim import ops, ops_vectors
 from pk.sim.claims import next_task
+from pk.sim.loops import turns
 from pk.sim.machine import Program, Role, Site
 from pk.sim.values import single
 
@@ -73,6 +74,7 @@ class _Writer:
             "single": single,
             "coordinate": coordinate,
             "next_task": next_task,
+            "turns": turns,
             "prod": math.prod,
             "inf": math.inf,
             "nan": math.nan,
@@ -119,6 +121,7 @@ class _Writer:
         with self.indented("def role_program(role):"):
             self.line("me, world, dims, scalars = role.rank, role.world, role.dims, role.scalars")
             self.line("index, of, tasks, claimed = role.index, role.of, 0, None")
+            self.line("turns_left = [role.launch.turns]")
             at = len(self.lines)
             self.block(block)
             self.line("yield from ()")
@@ -138,7 +141,8 @@ class _Writer:
             self.line(f"{self.variable(s.var.name)} = {self.expression(s.value)}")
         elif isinstance(s, ir.For):
             start, stop = self.expression(s.start), self.expression(s.stop)
-            with self.indented(f"for {self.variable(s.var.name)} in range({start}, {stop}):"):
+            site = self.site("for", "", s.span)
+            with self.indented(f"for {self.variable(s.var.name)} in turns(role, turns_left, {start}, {stop}, {site}):"):
                 self.block(s.body)
         elif isinstance(s, ir.While):
             self.conditional_loop(s)

@@ -150,6 +150,13 @@ def pushes() -> list[Case]:
             *[_push(f"push_2d.{d}.{to}", k.push_2d, (70, 90), dtype, to, R=32, C=64) for to in ("all", "me", "near")],
             *[_push(f"push_3d.{d}.{to}", k.push_3d, (2, 37, 50), dtype, to, R=16, C=32) for to in ("all", "mirror")],
         ]
+    few = ("push_2d.float8", "push_2d.int32", "push_2d.float16", "push_2d.float32")  # in every world with "all"
+    found = [
+        dataclasses.replace(case, worlds=(1, 3))
+        if case.name.startswith(few) and not case.name.endswith("all")
+        else case
+        for case in found
+    ]
     for tile in ((16, 16), (256, 64), (128, 256), (256, 256)):
         label = f"push_2d.bfloat16.all.{tile[0]}x{tile[1]}"
         big = _push(label, k.push_2d, (260, 270), BF16, "all", R=tile[0], C=tile[1], STAGES=stages(tile, BF16))

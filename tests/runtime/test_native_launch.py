@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pk import errors
 from pk.runtime import driver, driver_memory
 from pk.runtime.driver_memory import CudaDriver
 from pk.runtime.native import native
@@ -68,9 +69,43 @@ def test_the_driver_gets_what_was_bound(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_native
+def test_a_failure_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.bindings import driver as api
+
+    library = Library(status=int(api.CUresult.CUDA_ERROR_INVALID_VALUE))
+    for module in (driver, driver_memory):
+        monkeypatch.setattr(module, "cu", lambda: api)
+    address = ctypes.cast(library.cuLaunchKernelEx, ctypes.c_void_p).value
+    monkeypatch.setattr(driver_memory, "_launch_address", lambda: address)
+    told: list[str] = []
+    monkeypatch.setattr(driver_memory, "check", lambda result, name: told.append(f"{name}: {result[0].name}"))
+    block = ctypes.c_uint64(77)
+    launch = CudaDriver().bind(0, api.CUfunction(0x5000), (66, 384, 0), ctypes.addressof(block))
+    monkeypatch.setattr(driver_memory, "on_device", _no_context)
+    with pytest.raises(errors.BackendError, match="no context"):
+        launch(0x10)
+    assert told == ["cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"]
+
+
+def _no_context(device: int) -> None:
+    raise errors.BackendError("no context")
+
+
+@needs_native
 def test_arguments_are_checked() -> None:
     module = native()
     assert module is not None
-    for args in ((), (1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3, "4"), (1, 2, 3, -4)):
+    for args in ((), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, print, 6), (1, 2, 3, "4", print), (1, 2, 3, -4, print)):
         with pytest.raises((TypeError, OverflowError)):
-            module.launch(*args)
+            module.launcher(*args)
+    launch = module.launcher(1, 2, 3, 4, print)
+    for stream in ("5", -5, None):
+        with pytest.raises((TypeError, OverflowError)):
+            launch(stream)
+    for args in ((), (1, 2), (None, 0, 0, ((),), print, 0, print), (None, 0, 0, (), print, 0, print)):
+        with pytest.raises((TypeError, AttributeError)):  # the last: a context without a lock
+            module.Submit(*args)
+    for args in ((), (1,) * 8, ((), int, {}, (), (), {}, (), 1, 2)):
+        with pytest.raises(TypeError):
+            module.finder(*args)
+    assert module.finder((), int, {}, (), (), {}, (), print) is None
