@@ -21,6 +21,7 @@ import torch
 from report import Row, table, write
 
 import pk
+from pk.kernel import Kernel
 from pk.ops.kernels import matmul, matmul_reduce_scatter
 
 BATCH = 100  # launches between two synchronisations
@@ -106,7 +107,8 @@ def main() -> None:
         for found in pk.spawn(measure, 2, "cuda-processes", (2, args.rounds)):
             rows += found
     write(args.out, "launch", rows)
-    print(torch.cuda.get_device_name())
+    native = matmul._find is not Kernel._repeat
+    print(f"{torch.cuda.get_device_name()}; warm calls are looked up {'natively' if native else 'in Python'}")
     print(table(rows, ["kernel", "world", "rank", "way", "host us", "to bare"]))
     worst = max(row["to bare"] for row in rows if row["way"] == "warm")
     print(f"a warm call costs at most {worst:.2f} x a bare launch (target 1.5)")

@@ -145,8 +145,14 @@ private:
         return add(part) && word(other_tag) ? Outcome::fine : Outcome::unknown;
     }
 
-    // As pk.dsl.frontend.typed: equal values of different types differ.
+    // As pk.dsl.frontend.typed: equal values of different types differ, and so do 0.0 and -0.0; NaNs are alike.
     static PyObject* typed(PyObject* given) {
+        if (PyFloat_Check(given) && !(PyFloat_AS_DOUBLE(given) < 0.0 || PyFloat_AS_DOUBLE(given) > 0.0)) {
+            PyObject* text = PyObject_Repr(given);
+            PyObject* pair = text ? PyTuple_Pack(2, Py_TYPE(given), text) : nullptr;
+            Py_XDECREF(text);
+            return pair;
+        }
         if (!PyTuple_Check(given)) return PyTuple_Pack(2, Py_TYPE(given), given);
         if (Py_EnterRecursiveCall(" in a constexpr")) return nullptr;
         PyObject* tuple = PyTuple_New(PyTuple_GET_SIZE(given));

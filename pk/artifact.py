@@ -85,6 +85,7 @@ class Source:
     uses_signals: bool
     registers: tuple[int, int] = (0, 0)  # setmaxnreg of consumers, of the others; (0, 0): none
     comm_sms: int = 0  # communicator SMs asked for, 0: no communicator
+    stored: tuple[str, ...] = ()  # tensors that TMA stores to: their rows must be whole chunks of 16 bytes
     by_rows: tuple[str, ...] = ()  # tensors whose rows bulk copies move without a map: they must meet TMA's rules too
     multicast: bool = False  # reaches all ranks at once through NVLink multicast addresses
     cluster: int = 1  # blocks of a thread-block cluster; the grid is a multiple of it

@@ -17,20 +17,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from pk import env, errors
 from pk.dsl.captures import Captures
 from pk.dsl.frontend import Specialization, TensorSpec, build, typed
 from pk.dsl.signature import Signature
+from pk.dsl.source import checked, global_name, unwrap
+from pk.dsl.values import plain
+from pk.ir import extents, ops, split, vectors
 from pk.ir import nodes as ir
-from pk.ir import extents, ops, split
 from pk.ir.check import check
 from pk.ir.index import evaluate
 from pk.ir.text import text
 from pk.ir.types import DTYPES, DType
 from pk.runtime import tensors as rules
+from pk.runtime import warm
 from pk.runtime.group import current
 
 if TYPE_CHECKING:
@@ -56,6 +59,10 @@ class Spec:
 
 def spec(dtype: Any, ndim: int) -> Spec:
     """A tensor of ``dtype`` (torch's, pk's, or a name) with ``ndim`` dimensions, for ``source()`` and friends."""
+    if not isinstance(ndim, int) or isinstance(ndim, bool) or not 1 <= ndim <= 4:
+        raise errors.ArgumentError(
+            f"pk.spec({dtype!r}, {ndim!r}): pk's tensors have 1 to 4 dimensions.\n  Pass the number of dimensions."
+        )
     return Spec(as_dtype(dtype, "spec"), ndim)
 
 
@@ -122,6 +129,11 @@ class Program:
             for operand in split.walk(s.operands)
             if isinstance(operand, ir.Memory)
         )
+
+    @functools.cached_property
+    def stored(self) -> frozenset[str]:
+        """Tensors that TMA stores to: it writes whole chunks of 16 bytes."""
+        return frozenset(vectors.stored_tensors(self.ir))
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
@@ -203,7 +215,12 @@ class Kernel:
         self._scalars = {p.name: p.default for p in self.signature.parameters if p.kind in ("int", "float")}
 
     def __repr__(self) -> str:
-        return f"<pk.kernel {self.name} of {self.fn.__code__.co_filename}:{self.fn.__code__.co_firstlineno}>"
+        code = unwrap(self.fn).__code__
+        return f"<pk.kernel {self.name} of {code.co_filename}:{code.co_firstlineno}>"
+
+    def __reduce__(self) -> str:
+        """Pickled by name, as functions are; raises ArgumentError if it has none."""
+        return global_name(self, "kernel")
 
     # ------------------------------------------------------------------------------------------------ calling
     def __call__(
@@ -245,14 +262,10 @@ class Kernel:
     @functools.cached_property
     def _find(self) -> Callable[..., Any]:
         """The quickest twin of :meth:`_repeat`."""
-        from pk.runtime import warm
-
         return warm.finder(self._names, self._scalars, Kernel._repeat)
 
     @functools.cached_property
     def _unchanged(self) -> Callable[[Any], bool]:
-        from pk.runtime import warm
-
         return warm.unchanged()
 
     def _repeat(
@@ -275,7 +288,7 @@ class Kernel:
         """What decides the packed parameters of a call but for the scalars' values; and these, in order."""
         values: tuple[Any, ...] = ()
         if self._scalars:
-            args, kwargs, values = self._aside(args, kwargs)
+            args, kwargs, values = warm.aside(self._names, self._scalars, args, kwargs)
         tensor = _tensor_type()
         key: list[Any] = [self, sms, _timeout(), _entry_timeout()]
         for value in chain(args, *kwargs.items()) if kwargs else args:
@@ -284,17 +297,6 @@ class Kernel:
             else:
                 key.append(typed(value))
         return tuple(key), values
-
-    def _aside(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
-        """The arguments with types in place of run-time scalars; and the scalars, in the order of the parameters."""
-        scalars = self._scalars
-        given = {name: v for name, v in zip(self._names, args, strict=False) if name in scalars}
-        given.update({name: v for name, v in kwargs.items() if name in scalars})
-        args = tuple([type(v) if n in scalars else v for n, v in zip_longest(self._names[: len(args)], args)])
-        kwargs = {name: type(v) if name in scalars else v for name, v in kwargs.items()}
-        return args, kwargs, tuple([given.get(name, default) for name, default in scalars.items()])
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], owner: Group, sms: int | None, key: Any) -> None:
         """The long way: specialise, pack and launch; remember the packed launch under ``key``."""
@@ -412,16 +414,15 @@ class Kernel:
             ndim = value.ndim
             if not 1 <= ndim <= 4:
                 raise errors.ArgumentError(
-                    f"`{name}` of kernel `{self.name}` has {ndim} dimensions; pk's tensors have 1 to 4.\n"
-                    "  Pass a view."
+                    f"`{name}` of kernel `{self.name}` has {ndim} dimensions; pk's tensors have 1 to 4.\n  Pass a view."
                 )
             tensors[name] = TensorSpec(kind, as_dtype(value.dtype, name), ndim)
-        return Specialization(tensors, {name: values[name] for name in self.signature.constants})
+        return Specialization(tensors, {name: plain(values[name]) for name in self.signature.constants})
 
     def specialise(self, *args: Any, **kwargs: Any) -> Program:
         """The program for these tensors or specs (``pk.spec``), without a launch and without a GPU.
 
-        Tensors not given are taken as 2-D bfloat16.
+        Tensors not given are taken as 2-D bfloat16; a dtype stands for a 2-D tensor of it.
         """
         default = Spec(DTYPES["bfloat16"], 2)
         given = dict(zip(self.signature.names, args, strict=False)) | kwargs
@@ -429,7 +430,21 @@ class Kernel:
             given.setdefault(name, default)
         for name in self.signature.scalars:
             given.setdefault(name, 0)
-        return self._program(self.signature.bind((), given))
+        bound = self.signature.bind((), given)
+        return self._program({**bound, **{name: self._spec(name, bound[name]) for name in self.signature.tensors}})
+
+    def _spec(self, name: str, value: Any) -> Any:
+        """What stands for tensor ``name`` in :meth:`specialise`."""
+        import torch
+
+        if isinstance(value, Spec | _tensor_type()) or (value is None and self.signature.optional(name)):
+            return value
+        if isinstance(value, torch.dtype | DType | str):
+            return Spec(as_dtype(value, name), 2)
+        raise errors.ArgumentError(
+            f"`{name}` of kernel `{self.name}` is {type(value).__name__} {value!r}, "
+            "which says nothing of a tensor's type.\n  Pass a tensor, pk.spec(dtype, ndim), or a dtype (2-D)."
+        )
 
     # -------------------------------------------------------------------------------------------------- inspection
     def ir(self, *args: Any, **kwargs: Any) -> str:
@@ -473,7 +488,7 @@ def torch_dtype(dtype: DType) -> Any:
 
 def kernel(fn: Callable[..., Any]) -> Kernel:
     """Decorator: make a tile function a kernel.  See the language reference in ``docs/language.md``."""
-    return Kernel(fn)
+    return Kernel(checked(fn, "pk.kernel"))
 
 
 def debug_level() -> int:

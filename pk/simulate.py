@@ -83,7 +83,7 @@ def _agree(kernel: Kernel, ranks: list[dict[str, Any]]) -> None:
 
 def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     """The same arguments are refused here as on a GPU, so that what runs on a laptop runs there."""
-    from pk.runtime.tensormap import validate
+    from pk.runtime.tensormap import validate, validate_stored
 
     env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get()  # raise if they cannot be read
     values = program.environment(call, group)
@@ -92,13 +92,15 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
             raise errors.ArgumentError(
                 f"`{name}` of kernel `{kernel.name}` is a {tensor.device.type.upper()} tensor, "
                 "but the group is simulated.\n"
-                f"  Use `{name}.cpu()`, or run with `backend=\"cuda\"`."
+                f'  Use `{name}.cpu()`, or run with `backend="cuda"`.'
             )
         if name in program.remote:
             symm.lookup(tensor, group, name)
         if name in program.tiled and tensor.numel():
             dtype_name = str(tensor.dtype).removeprefix("torch.")
             validate(name, dtype_name, tuple(tensor.shape), tensor.stride(), tensor.data_ptr())
+            if name in program.stored:
+                validate_stored(name, dtype_name, tuple(tensor.shape))
         if name in program.written:
             tensors.separate(tensor, name, kernel.name)
     program.counters(values)
@@ -106,3 +108,5 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
         if name in program.tiled and all(shape):
             strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
             validate(name, dtype.name, shape, strides)
+            if name in program.stored:
+                validate_stored(name, dtype.name, shape)

@@ -14,7 +14,10 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 # Set by a developer for a run by hand, these would change what the tests see.
-PRIVATE = ("PK_BACKEND", "PK_CACHE", "PK_DEBUG", "PK_DUMP", "PK_NVRTC_FLAGS", "PK_OVERRIDE", "PK_SEED", "PK_SIM_SMS")
+PRIVATE = (
+    "PK_BACKEND", "PK_CACHE", "PK_DEBUG", "PK_DUMP", "PK_NVRTC_FLAGS", "PK_OVERRIDE", "PK_SEED", "PK_SIM_SMS",
+    "PK_SIM_STEPS",
+)  # fmt: skip
 CACHE = pytest.StashKey[str]()
 
 

@@ -31,9 +31,7 @@ def example(name: str) -> ModuleType:
 Shape = tuple[int, int, int, int, int, int]
 
 
-def check(
-    shape: Shape, causal: bool, dtype: torch.dtype = torch.bfloat16, backend: str = "sim", **tiles: Any
-) -> None:
+def check(shape: Shape, causal: bool, dtype: torch.dtype = torch.bfloat16, backend: str = "sim", **tiles: Any) -> None:
     """Attention of (batch, heads, kv heads, queries, keys, D): output to 16 bits, log-sum-exp to float32."""
     attention = example("06_attention")
     q, k, v = attention.operands(*shape, dtype)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def snippets(text: str) -> str:
-    """The snippets of a page as one module; every snippet keeps its line numbers, so that errors point into the page."""
+    """The snippets of a page as one module; snippets keep their line numbers, so that errors point into the page."""
     lines, inside = [], False
     for line in text.splitlines():
         fence = line.startswith("```")
@@ -27,7 +27,7 @@ def snippets(text: str) -> str:
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PK_BACKEND", "sim")
     source = snippets((ROOT / "docs" / page).read_text(encoding="utf-8"))
-    assert len(re.findall(r"^@pk\.kernel", source, re.M)) >= 8
+    assert len(re.findall(r"^@pk\.kernel", source, re.MULTILINE)) >= 8
     path = tmp_path / "page.py"  # a file: the front end reads source text
     path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("page", path)

@@ -64,7 +64,8 @@ def test_another_cpu_build_where_the_pinned_one_lacks(tmp_path: Path, place: str
     refuse = re.escape(f"torch=={PINNED}")
     found = install(tmp_path, REFUSE=refuse, FOUND="2.9.1+cpu", FOUND_WITH=place)
     assert found == ["torch==2.9.1+cpu | 5", ".[dev] | 5"]
-    assert f"there is no CPU wheel of torch {PINNED} for this Python: taking 2.9.1+cpu" in (tmp_path / "said").read_text()
+    said = (tmp_path / "said").read_text()
+    assert f"there is no CPU wheel of torch {PINNED} for this Python: taking 2.9.1+cpu" in said
 
 
 @pytest.mark.parametrize("other", ["", "2.9.1+cu130"])

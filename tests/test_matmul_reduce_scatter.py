@@ -65,7 +65,9 @@ def test_operator(world: int, deterministic: bool | None) -> None:
 def test_operator_of_nothing() -> None:
     a, b = torch.ones(0, 8).bfloat16(), torch.ones(8, 16).bfloat16()
     assert pk.ops.matmul_reduce_scatter(a, b).shape == (0, 16)
-    assert torch.equal(pk.ops.matmul_reduce_scatter(torch.ones(4, 0).half(), torch.ones(0, 8).half()), torch.zeros(4, 8))
+    assert torch.equal(
+        pk.ops.matmul_reduce_scatter(torch.ones(4, 0).half(), torch.ones(0, 8).half()), torch.zeros(4, 8)
+    )
 
 
 def _matmul(rank: int) -> torch.Tensor:

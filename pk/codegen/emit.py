@@ -45,6 +45,7 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False) -
         uses_signals=plan.uses_signals,
         registers=plan.registers,
         comm_sms=plan.comm_sms,
+        stored=vectors.stored_tensors(kernel),
         by_rows=vectors.row_tensors(kernel),
         cluster=plan.cluster,
         least_blocks=grid.least(plan),

@@ -1,9 +1,9 @@
 """Shared-memory tiles and TMA boxes: the one rule that plan, templates and device headers share.
 
-A tile (R, C) whose rows are B bytes is stored as column panels of ``w`` bytes.  If R is a multiple of 8, w is the widest
-swizzle that divides B, and a panel holds R rows of w bytes, swizzled in the TMA pattern of w.  Other tiles (vectors,
-short rows) are not swizzled, and w is as wide as a box may be.  Panel p starts at byte p * R * w of a 1024-byte aligned
-tile.  One TMA operation moves one panel of at most 256 rows.
+A tile (R, C) whose rows are B bytes is stored as column panels of ``w`` bytes.  If R is a multiple of 8, w is the
+widest swizzle that divides B, and a panel holds R rows of w bytes, swizzled in the TMA pattern of w.  Other tiles
+(vectors, short rows) are not swizzled, and w is as wide as a box may be.  Panel p starts at byte p * R * w of a
+1024-byte aligned tile.  One TMA operation moves one panel of at most 256 rows.
 """
 
 from __future__ import annotations

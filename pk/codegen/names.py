@@ -88,9 +88,11 @@ def enumerator(name: str) -> str:
 def shared_member(name: str) -> str:
     """Member of the shared-memory map, or of a stage, for the user's pipeline or tile ``name``."""
     word = _word(name)
-    if word in KEYWORDS | MAP_MEMBERS or re.search(r"_(ring|stage|turn)$|^user_", word):
+    if word in KEYWORDS | MAP_MEMBERS or word.startswith("user_"):
+        word = f"user_{word}"
+    elif re.search(r"_(ring|stage|turn)$", word):  # ``launch_ring`` is no ring of ``launch``
         word = f"user_{word}_"
-    return word if word in (name, f"user_{name}_") else f"{word}_{zlib.crc32(name.encode()):08x}"
+    return word if word in (name, f"user_{name}", f"user_{name}_") else f"{word}_{zlib.crc32(name.encode()):08x}"
 
 
 def ascii_letters(name: str) -> str:

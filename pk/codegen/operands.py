@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pk.codegen.expressions import Expressions
 from pk.codegen.names import Names, shared_member
+from pk.codegen.params import Params
 from pk.codegen.plan import Plan, RolePlan
 from pk.ir import nodes as ir
 from pk.ir.types import Tile
@@ -31,7 +32,8 @@ class SharedText:
 class RegisterType:
     """The C++ type of a register tile.
 
-    A fragment: ``rows`` are those of one warpgroup.  Linear: all rows, ``share`` of the role's ``warps`` hold one together.
+    A fragment: ``rows`` are those of one warpgroup.  Linear: all rows, ``share`` of the role's ``warps`` hold one
+    together.
     """
 
     element: str
@@ -68,7 +70,7 @@ class WindowText:
 
 @dataclass(frozen=True, slots=True)
 class CounterText:
-    """One counter: the role's view of its array, its flat index, and ``each`` index by itself (an index vector may be)."""
+    """One counter: the role's view of its array, its flat index, and ``each`` index by itself (or an index vector)."""
 
     array: str
     index: str
@@ -100,8 +102,8 @@ class Held:
 class Operands:
     """Renders the operands of the ops of one role."""
 
-    def __init__(self, plan: Plan, role: RolePlan, names: Names, scalar: Expressions) -> None:
-        self._plan, self._role, self._names, self._scalar = plan, role, names, scalar
+    def __init__(self, plan: Plan, role: RolePlan, params: Params, names: Names, scalar: Expressions) -> None:
+        self._plan, self._role, self._params, self._names, self._scalar = plan, role, params, names, scalar
         self.held: dict[str, Held] = {}  # by pipeline, outermost first
 
     def __call__(self, operand: ir.Operand) -> object:
@@ -128,7 +130,7 @@ class Operands:
             coord = (a if a == b else f"{cond} ? {a} : {b}" for a, b in zip(x.coord, y.coord, strict=True))
             return WindowText(f"({cond} ? {x.map} : {y.map})", False, tuple(coord), shared)
         m = self._plan.map_of(memory, tile, shared)
-        name = f"p.{m.name}"
+        name = f"p.{self._params.map(m)}"
         if m.everyone and not memory.everyone:
             name += f"[{self._scalar(memory.rank if memory.rank is not None else ir.Rank())}]"
         each = memory.everyone and not m.multicast

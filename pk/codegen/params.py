@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pk.artifact import MAX_RANKS, Field, FieldKind, TensorMap
 from pk.codegen.names import Names
-from pk.codegen.plan import Plan
+from pk.codegen.plan import MapPlan, Plan
 from pk.ir import nodes as ir
 from pk.ir.split import counters_of
 
@@ -43,6 +43,12 @@ class Params:
     def member(self, key: str) -> str:
         """C++ member that holds the run-time value ``key`` (see :class:`pk.artifact.Field`)."""
         return next(f.name for f in self.fields if f.key == key and f.kind in ("int", "float"))
+
+    def map(self, m: MapPlan) -> str:
+        """The member with the tensor map (or the array of them) ``m``."""
+        tensor_map = TensorMap(m.tensor, m.box, m.swizzle)
+        return next(f.name for f in self.fields
+                    if f.map == tensor_map and (f.kind == "multicast_map") == m.multicast)  # fmt: skip
 
     def address(self, tensor: str) -> str:
         """What names ``tensor``'s address: a member of kind ``pointers`` (an array, by rank) or ``pointer``."""

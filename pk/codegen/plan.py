@@ -40,7 +40,7 @@ MOVES = {"load_async": (1, 0), "store_async": (0, 1), "store_add_async": (0, 1)}
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """One tile of a stage; ``offset`` counts from the start of the stage.  ``by_rows``: copied row by row, not by TMA."""
+    """One tile of a stage; ``offset`` counts from the start of the stage.  ``by_rows``: copied row by row."""
 
     name: str
     tile: Tile

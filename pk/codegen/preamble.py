@@ -72,7 +72,7 @@ class Preamble:
 
     def _own_maps(self) -> list[str]:
         used = dict.fromkeys(self._plan.map_of(at, t.type, r.shares(s)) for r, s, at, t in moves([self._role]))
-        return [m.name for m in used if not m.everyone]
+        return [self._params.map(m) for m in used if not m.everyone]
 
     def _used_signals(self) -> set[str]:
         operands = (o for s in split.statements(self._role.body) for o in split.walk(split.expressions(s)))

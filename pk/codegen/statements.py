@@ -50,7 +50,7 @@ class Statements:
         self._preamble = Preamble(plan, block_class, role, params, self._names)
         self._builtins = Builtins(role.body, self._names)
         self._scalar = Expressions(params, self._names, role.facts, self._builtins)
-        self._operand = Operands(plan, role, self._names, self._scalar)
+        self._operand = Operands(plan, role, params, self._names, self._scalar)
         self._direct = Direct(plan, params, self._scalar)
         self._lanes = Lanes(self._scalar, self._operand, self._direct)
         self._scalar.calls = self._call
@@ -138,7 +138,7 @@ class Statements:
             raise AssertionError(f"not a statement of a role: {s!r}")
 
     def _meet(self, s: ir.Statement) -> None:
-        """Before ``s`` touches another rank's memory: every rank is known to have begun.  (Signals see to it themselves.)"""
+        """Before ``s`` touches another rank's memory: every rank has begun.  (Signals see to it themselves.)"""
         if not self._path.entered and remote_windows(s, self._role.facts):
             self._lines.source(s.span)
             self._say("enter", at=self._at(s))

@@ -14,13 +14,12 @@ from pk.ir import nodes as ir
 from pk.ir.split import walk
 
 
-
 class Builder:
     """Collects IR.
 
-    ``where``: the class of blocks (``ir.Kernel.classes``; ``prologue`` until its first statement that is no assignment).  ``owner``: the
-    region whose variables may be assigned in place: the class, or one role block.  ``depth``: kept loops and branches
-    around.
+    ``where``: the class of blocks (``ir.Kernel.classes``; ``prologue`` until its first statement that is no
+    assignment).  ``owner``: the region whose variables may be assigned in place: the class, or one role
+    block.  ``depth``: kept loops and branches around.
     """
 
     def __init__(self, captures: Captures | None = None) -> None:

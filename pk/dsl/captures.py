@@ -117,5 +117,5 @@ def _language(value: Any) -> bool:
 def _get(base: Any, name: str) -> Any:
     try:
         return getattr(base, name)
-    except Exception:  # a property of the user's
+    except Exception:  # noqa: BLE001  a property of the user's
         return MISSING

@@ -31,6 +31,7 @@ from pk.dsl.values import (
     is_folded,
     is_scalar,
     is_tile,
+    plain,
     tensor_of,
 )
 from pk.ir import index, rules
@@ -85,7 +86,7 @@ class Expressions(Scope):
         method = getattr(self, f"_eval_{type(node).__name__.lower()}", None)
         if method is None:
             raise self.unsupported(node)
-        return method(node)
+        return plain(method(node))
 
     def _eval_constant(self, node: ast.Constant) -> Any:
         return node.value

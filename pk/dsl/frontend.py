@@ -49,7 +49,11 @@ class Specialization:
 
 def typed(value: Any) -> Any:
     """``value`` with its type, so that equal values of different types differ."""
-    return tuple(typed(v) for v in value) if isinstance(value, tuple) else (type(value), value)
+    if isinstance(value, tuple):
+        return tuple(typed(v) for v in value)
+    if isinstance(value, float) and (value == 0 or value != value):
+        return float, repr(value)  # -0.0 == 0.0, and NaN differs from itself
+    return type(value), value
 
 
 def build(fn: Callable[..., Any], spec: Specialization, captures: Captures | None = None) -> ir.Kernel:

@@ -215,8 +215,9 @@ def gather_async(t: Any, x: Any, rows: Any, col: Any = 0, rank: Any = None) -> N
 
     ``rows`` is an index vector of R elements, ``col`` counts tiles of C columns.  ``x``: a ``Global``, one rank's copy
     ``c[r]``, or a whole ``Parallel`` or scratch with ``rank=``, an integer or an index vector: row i comes from rank
-    ``rank[i]``.  A row outside ``x`` (a negative index) is zero, and so are columns outside.  One bulk copy a row; a tile
-    that is gathered into or scattered from cannot also be an operand of ``mma``, ``load_async`` or ``store_async``.
+    ``rank[i]``.  A row outside ``x`` (a negative index) is zero, and so are columns outside.  One bulk copy a row; a
+    tile that is gathered into or scattered from cannot also be an operand of ``mma``, ``load_async`` or
+    ``store_async``.
 
         with ring.fill() as s:
             pk.gather_async(s.x, x, pk.load(perm, t, (32,), other=-1), j)
@@ -245,8 +246,8 @@ def reduce(x: Any, coord: Any, c: Any, c_coord: Any, shape: tuple[int, ...], op:
     ``c`` is a whole ``Parallel`` or scratch, ``x`` a ``Global`` or one rank's copy, both of one dtype: bfloat16,
     float16 or float32.  ``shape`` is (cols,) or (rows, cols), of constants, and lines up with the trailing dimensions;
     coordinates count windows of it.  ``op`` is "sum", "min" or "max".  The values are combined in float32 in rank order
-    0, 1, ... and rounded once, so the result is the same in every run and on every rank.  Outside ``c`` reads 0, outside
-    ``x`` is dropped.  In a consumer, or in a class without role blocks.
+    0, 1, ... and rounded once, so the result is the same in every run and on every rank.  Outside ``c`` reads 0,
+    outside ``x`` is dropped.  In a consumer, or in a class without role blocks.
 
         pk.reduce(out, (0, i), x, (0, i), shape=(1, 2048))
     """
@@ -272,8 +273,8 @@ def mma(acc: Any, a: Any, b: Any, accumulate: bool = True) -> None:
     float32, read as tf32 (a 10-bit mantissa).  Operands of 8 and 32 bits must be contiguous along K: a (M, K) as
     stored, b stored (N, K) and passed as ``t.T``.
 
-    M is a multiple of 64 for each warpgroup, N a multiple of 8 up to 256 (192 with three warpgroups), K a multiple of 16
-    elements (32 of 8 bits, 8 of float32); a shared tile has rows of a multiple of 32 bytes.
+    M is a multiple of 64 for each warpgroup, N a multiple of 8 up to 256 (192 with three warpgroups), K a multiple of
+    16 elements (32 of 8 bits, 8 of float32); a shared tile has rows of a multiple of 32 bytes.
     """
     _outside("mma")
 

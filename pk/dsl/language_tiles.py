@@ -159,8 +159,8 @@ def load(t: Any, coord: Any = None, shape: Any = None, other: Any = 0) -> Any:
 
     ``load(x, coord)``: one element, a scalar, in any role and in shared code; 0 outside.
 
-    ``load(x, coord, (R,))`` of an int32 tensor: an index vector, R (at most 128) elements in a row, ``other`` outside it,
-    in any role and in shared code.  ``load(x, coord)`` with index vectors in ``coord``: one element a lane.
+    ``load(x, coord, (R,))`` of an int32 tensor: an index vector, R (at most 128) elements in a row, ``other`` outside
+    it, in any role and in shared code.  ``load(x, coord)`` with index vectors in ``coord``: one element a lane.
 
     ``x`` may be a peer's copy ``c[r]``.  A load sees what this role stored before, and what another block or rank
     stored before a signal that this role has waited for; it promises nothing about other writes.

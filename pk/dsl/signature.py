@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pk import errors
 from pk.dsl.source import MISSING, Source
 from pk.dsl.types import Global, Parallel, constexpr
+from pk.dsl.values import plain
 
 Kind = Literal["global", "parallel", "constexpr", "int", "float"]
 _KINDS: dict[Any, Kind] = {Global: "global", Parallel: "parallel", constexpr: "constexpr", int: "int", float: "float"}
@@ -132,7 +133,7 @@ class Signature:
 
     def scalar(self, name: str, value: Any) -> int | float:
         """``value`` as run-time parameter ``name``.  Raises ArgumentError if it is no number or does not fit int32."""
-        kind = self.scalars[name]
+        kind, value = self.scalars[name], plain(value)
         if kind == "int" and hasattr(value, "__index__") and not isinstance(value, float):
             number = int(value)
             if -(2**31) <= number < 2**31:

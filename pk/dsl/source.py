@@ -7,6 +7,7 @@ import builtins
 import functools
 import inspect
 import linecache
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,45 @@ def _first_lines(node: ast.FunctionDef) -> set[int]:
 
 def _characters(line: str, offset: int) -> int:
     return offset if line.isascii() else len(line.encode()[:offset].decode(errors="ignore"))
+
+
+def checked(fn: Any, decorator: str) -> Any:
+    """``fn``, if it is a function written with ``def``.  Raises ArgumentError for anything else."""
+    inner = unwrap(fn) if callable(fn) else fn
+    what, advice = "", f"Decorate a function written with `def`: @{decorator}."
+    if isinstance(fn, functools.partial):
+        what = f"is {fn!r}"
+        advice = "Decorate the function itself, and pass the bound values in the call or as pk.constexpr defaults."
+    elif isinstance(fn, type):
+        what = f"is the class `{fn.__name__}`"
+    elif inspect.ismethod(inner):
+        what = f"is the method `{inner.__qualname__}`"
+    elif not inspect.isfunction(inner):
+        what = f"is {type(fn).__name__} {fn!r}" + (", which has no Python source" if callable(fn) else "")
+    elif inner.__name__ == "<lambda>":
+        what = f"is a lambda ({inner.__code__.co_filename}, line {inner.__code__.co_firstlineno})"
+    elif inner.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        words = "`async def`" if inner.__code__.co_flags & _ASYNC else "a generator: it has `yield`"
+        what, advice = f"`{inner.__name__}` is {words}", "Write a plain `def` without `yield`, `async` and `await`."
+    if what:
+        raise errors.ArgumentError(f"what @{decorator} is given {what}.\n  {advice}")
+    return fn
+
+
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def global_name(made: Any, what: str) -> str:
+    """The qualified name of ``made``, for pickle; ArgumentError if it cannot be found by it, in another process say."""
+    found: Any = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is made:
+        return str(made.__qualname__)
+    raise errors.ArgumentError(
+        f"{what} `{made.__qualname__}` cannot be pickled: module `{made.__module__}` has no such name, or another "
+        "thing under it.\n  Define it at the top of a module, under the name of its function."
+    )
 
 
 def unwrap(fn: Any) -> Callable[..., Any]:

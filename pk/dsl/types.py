@@ -42,6 +42,12 @@ class Function:
         functools.update_wrapper(self, fn)
         self.fn = fn
 
+    def __reduce__(self) -> str:
+        """Pickled by name; raises ArgumentError if it has none."""
+        from pk.dsl.source import global_name
+
+        return global_name(self, "helper")
+
     def __repr__(self) -> str:
         return f"<pk.function {self.fn.__name__}>"
 
@@ -59,4 +65,6 @@ def function(fn: Callable[..., Any]) -> Function:
     Tensors, pipelines and shared tiles pass by reference, scalars and register tiles by value: a helper returns what
     it computes, in one ``return`` at its end (branches on Python values may each have one).
     """
-    return Function(fn)
+    from pk.dsl.source import checked
+
+    return Function(checked(fn, "pk.function"))

@@ -6,6 +6,7 @@ The rest are the language's own objects, below.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -184,7 +185,8 @@ class At:
 
 
 OWN = (
-    TensorValue, CopyValue, ChosenValue, Declared, StageMethod, StageValue, RanksFrom, RangeValue, StaticRange, TasksValue,
+    TensorValue, CopyValue, ChosenValue, Declared, StageMethod, StageValue, RanksFrom, RangeValue, StaticRange,
+    TasksValue,
     RoleValue, CommunicatorValue, At, ir.Shared,
 )  # fmt: skip
 
@@ -205,6 +207,16 @@ class Gone:
 
     why: str
     span: ir.Span = field(default=ir.NOWHERE)
+
+
+def plain(value: Any) -> Any:
+    """``value`` with NumPy's scalars as Python numbers, in tuples too; every NaN is the same one."""
+    if type(value) is tuple:
+        entries = tuple(map(plain, value))
+        return value if all(x is y for x, y in zip(entries, value, strict=True)) else entries
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    return math.nan if isinstance(value, float) and value != value else value
 
 
 def is_expr(value: Any) -> bool:
@@ -238,7 +250,8 @@ def describe(value: Any) -> str:
     if isinstance(value, TensorValue):
         return f"the {value.kind} tensor `{value.name}`" if value.kind != "scratch" else f"the scratch `{value.name}`"
     names = {
-        CopyValue: "one rank's copy of a tensor", ChosenValue: "a choice between tensors", PipelineValue: "a pipeline", SignalsValue: "signals",
+        CopyValue: "one rank's copy of a tensor", ChosenValue: "a choice between tensors", PipelineValue: "a pipeline",
+        SignalsValue: "signals",
         ScratchValue: "scratch", SharedValue: "a shared tile outside a pipeline", StageValue: "a stage",
         StageMethod: "a method of a pipeline", RanksFrom: "pk.ranks_from(...)", TasksValue: "pk.tasks(...)",
         RangeValue: "a range", StaticRange: "a range", RoleValue: "a role", CommunicatorValue: "pk.communicator(...)",

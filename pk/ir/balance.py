@@ -183,9 +183,11 @@ class _Counter:
             return
         if not any(isinstance(inner, ir.Role) for inner in statements(s.body)):
             raise errors.Unbalanced(
-                f"`{stage.pipeline}` is {stage.mode}ed inside a `while` of one role: the other role cannot know how often",
+                f"`{stage.pipeline}` is {stage.mode}ed inside a `while` of one role: "
+                "the other role cannot know how often",
                 s.span,
-                "Put the `while` into shared code, with the role blocks inside it, or count the turns first and loop over "
+                "Put the `while` into shared code, with the role blocks inside it, "
+                "or count the turns first and loop over "
                 "pk.range.",
             )
         outer, self.spans = self.spans, {}

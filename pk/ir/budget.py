@@ -13,7 +13,7 @@ AVAILABLE = BLOCK_SHARED - RESERVED_SHARED
 
 
 def tile_bytes(tile: Tile, by_rows: bool = False) -> int:
-    """Bytes a shared tile takes: its own, those behind each row if it is copied by rows, rounded up to the alignment."""
+    """Bytes a shared tile takes: its own, those behind each row if copied by rows, rounded up to the alignment."""
     return -(-(tile.nbytes + PADDING * tile.rows * by_rows) // TILE_ALIGN) * TILE_ALIGN
 
 

@@ -280,7 +280,9 @@ class _Walk:
         row = TABLE.get(s.op)
         if row is None or row.result == isinstance(s, ir.Do):
             raise errors.UnknownName(f"unknown operation `{s.op}`", s.span, "The op table (pk.ir.ops) has them all.")
-        if not (s.op in ("full", "iota", "where") and vectors.is_vector(getattr(s, "type", None))):  # at home everywhere
+        if not (
+            s.op in ("full", "iota", "where") and vectors.is_vector(getattr(s, "type", None))
+        ):  # at home everywhere
             rules.place(s.op, self.role, s.span)
         kinds = {"shared": ir.Shared, "memory": ir.Memory | ir.Choose, "signal": ir.Signal}
         if len(s.operands) != len(row.operands):

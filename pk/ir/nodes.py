@@ -189,8 +189,8 @@ class Choose:
 class Shared:
     """A shared tile: field ``field`` of the stage of ``pipeline`` that the role holds now.
 
-    ``pipeline`` is empty for a private tile of the consumer; ``field`` is then the name of its ``SharedTile``.  ``type``
-    is the tile as stored; ``transposed`` marks ``t.T``.
+    ``pipeline`` is empty for a private tile of the consumer; ``field`` is then the name of its
+    ``SharedTile``.  ``type`` is the tile as stored; ``transposed`` marks ``t.T``.
     """
 
     pipeline: str

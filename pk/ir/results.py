@@ -29,9 +29,7 @@ def result(e: ir.Call, types: Types, dtype_of: Callable[[str], DType]) -> Type:
     if e.op == "load_scalar":
         return Scalar(rules.widened(dtype_of(cast(ir.Memory, e.operands[0]).tensor)))
     if e.op == "load_global":
-        return Tile(
-            _tile(e.type).shape, rules.widened(dtype_of(cast(ir.Memory, e.operands[0]).tensor)), "register"
-        )
+        return Tile(_tile(e.type).shape, rules.widened(dtype_of(cast(ir.Memory, e.operands[0]).tensor)), "register")
     if e.op == "fetch_add":
         return INT
     if e.op in ("full", "cast", "iota"):

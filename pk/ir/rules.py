@@ -35,8 +35,16 @@ def listed(words: object) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- places
-SPELLED = {"load_global": "load", "load_scalar": "load", "store_global": "store", "store_scalar": "store",
-           "load_elements": "load", "store_elements": "store", "signal_each": "signal", "wait_each": "wait"}  # fmt: skip
+SPELLED = {
+    "load_global": "load",
+    "load_scalar": "load",
+    "load_elements": "load",
+    "store_global": "store",
+    "store_scalar": "store",
+    "store_elements": "store",
+    "signal_each": "signal",
+    "wait_each": "wait",
+}
 
 
 def spelled(op: str) -> str:
@@ -93,8 +101,8 @@ def swizzle(tile: Tile) -> int:
 def panel_bytes(tile: Tile) -> int:
     """Width of the column panels that a shared tile is stored in, one box each: the swizzle, else the whole row.
 
-    Vectors and other tiles that are never swizzled are cut into panels as wide as a box may be, which begin at multiples
-    of 128 bytes, where that is possible (``shared_tile`` refuses the others).
+    Vectors and other tiles that are never swizzled are cut into panels as wide as a box may be, which begin at
+    multiples of 128 bytes, where that is possible (``shared_tile`` refuses the others).
     """
     size, whole = tile.dtype.itemsize, tile.cols * tile.dtype.itemsize
     if tile.rows % SWIZZLE_ROWS == 0:

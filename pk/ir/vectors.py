@@ -171,6 +171,13 @@ def row_tensors(kernel: ir.Kernel) -> tuple[str, ...]:
     return tuple(dict.fromkeys(w.tensor for w in windows if isinstance(w, ir.Memory)))
 
 
+def stored_tensors(kernel: ir.Kernel) -> tuple[str, ...]:
+    """Tensors that whole tiles are stored or added to asynchronously."""
+    windows = [s.operands[0] for s in _done(kernel) if s.op in ("store_async", "store_add_async")]
+    found = [w for window in windows for w in ((window.x, window.y) if isinstance(window, ir.Choose) else (window,))]
+    return tuple(dict.fromkeys(w.tensor for w in found if isinstance(w, ir.Memory)))
+
+
 def _done(kernel: ir.Kernel) -> list[ir.Do]:
     return [s for _, body in kernel.classes for s in statements(body) if isinstance(s, ir.Do)]
 

@@ -18,7 +18,7 @@ def gemm_pipes(a, b, c, BM, BN, BK, P, STAGES):
 
 @pk.function
 def feed(inputs, a, row, b, n, BK, lead=()):
-    """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K; ``lead``: B's outer coordinates."""
+    """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K; ``lead``: B's outer entries."""
     for k in pk.range(pk.cdiv(a.cols, BK)):
         with inputs.fill() as s:
             pk.load_async(s.a, a, (*row, k))

@@ -58,9 +58,7 @@ def symmetric(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
     return symm.symmetric(tensor, current(group))
 
 
-def spawn(
-    fn: Callable[..., Any], world_size: int, backend: str | None = None, args: tuple[Any, ...] = ()
-) -> list[Any]:
+def spawn(fn: Callable[..., Any], world_size: int, backend: str | None = None, args: tuple[Any, ...] = ()) -> list[Any]:
     """Run ``fn(rank, *args)`` on ``world_size`` ranks and return every rank's value, in rank order.
 
     ``backend``: ``"sim"`` threads of this process on the CPU; ``"cuda"`` a GPU per rank (processes) if there are

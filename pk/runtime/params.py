@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pk.artifact import MAX_RANKS, Field, Source
 from pk.errors import ArgumentError
 from pk.runtime import multicast
-from pk.runtime.tensormap import validate
+from pk.runtime.tensormap import validate, validate_stored
 
 MAP_BYTES = 128
 _INT_RANGE = range(-(2**31), 2**31)
@@ -84,6 +84,10 @@ def pack(source: Source, values: Values, encode: Encode) -> bytes:
         view = values.views[name]
         if not view.empty:
             validate(name, view.dtype, view.shape, view.strides, view.address)
+    for name in source.stored:
+        view = values.views[name]
+        if not view.empty:
+            validate_stored(name, view.dtype, view.shape)
     for field in source.fields:
         data = _field(field, values, ints, encode)
         buffer[field.offset : field.offset + len(data)] = data

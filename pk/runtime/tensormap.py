@@ -108,6 +108,21 @@ def _validate_strides(what: str, name: str, size: int, shape: Ints, strides: Int
             )
 
 
+def validate_stored(name: str, dtype_name: str, shape: Ints) -> None:
+    """Raise :class:`pk.errors.ArgumentError` if TMA stores to the tensor would write beyond its rows.
+
+    Loads clip at every element, but stores and adds clip at whole chunks of 16 bytes (seen on an H200).
+    """
+    size = itemsize(dtype_name, name)
+    extra = -shape[-1] * size % ALIGNMENT
+    if extra:
+        raise ArgumentError(
+            f"`{name}` of shape {tuple(shape)} ({dtype_name}) has rows of {shape[-1] * size} bytes, and TMA stores "
+            f"write whole chunks of {ALIGNMENT} bytes: {extra} bytes behind every row would be overwritten.\n"
+            f"  Make the last dimension a multiple of {ALIGNMENT // size} elements, and slice the result."
+        )
+
+
 def validate_box(name: str, dtype_name: str, box: Ints, swizzle: int) -> None:
     """Raise :class:`pk.errors.ArgumentError` if one TMA operation cannot move ``box`` elements of tensor ``name``."""
     size = itemsize(dtype_name, name)

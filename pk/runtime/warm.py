@@ -8,6 +8,7 @@ twin by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from pk import env
@@ -36,3 +37,14 @@ def finder(names: Sequence[str], scalars: Mapping[str, Any], twin: Repeat) -> Re
     types = (torch.Tensor, torch.nn.Parameter)  # exactly these: a subclass may mean something else by its methods
     places = {name: index for index, name in enumerate(scalars)}
     return make(types, torch.Tensor, table, variables, tuple(names), places, tuple(scalars.values()), twin) or twin
+
+
+def aside(
+    names: Sequence[str], scalars: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+    """The arguments with types in place of run-time scalars; and the scalars, in the order of the parameters."""
+    given = {name: v for name, v in zip(names, args, strict=False) if name in scalars}
+    given.update({name: v for name, v in kwargs.items() if name in scalars})
+    args = tuple([type(v) if n in scalars else v for n, v in zip_longest(names[: len(args)], args)])
+    kwargs = {name: type(v) if name in scalars else v for name, v in kwargs.items()}
+    return args, kwargs, tuple([given.get(name, default) for name, default in scalars.items()])

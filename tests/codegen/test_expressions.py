@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pk.artifact import Field
@@ -86,3 +87,26 @@ def test_a_name_for_the_rank_is_known_as_such() -> None:
     assert facts.own == {"me"}
     assert not facts.is_remote(ir.Memory("c", (), me))
     assert facts.is_remote(ir.Memory("c", (), other))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e39, "__int_as_float(0x7f800000)"), (-1e39, "__int_as_float(0xff800000)"),
+        (3.4028236e38, "__int_as_float(0x7f800000)"), (3.4028235e38, "3.4028234663852886e+38f"),
+        (-3.40282350e38, "-3.4028234663852886e+38f"), (1e-46, "0.0f"), (-1e-46, "-0.0f"), (5e-324, "0.0f"),
+        (1e-45, "__int_as_float(0x00000001)"), (-1e-40, "__int_as_float(0x800116c2)"),
+        (2.0**-126, "1.1754943508222875e-38f"),
+        (0.1, "0.1f"), (1.4426950408889634, "1.4426950408889634f"), (1 + 2.0**-24, "1.0f"),
+        (1 + 3 * 2.0**-24, "1.000000238418579f"),
+        (1 + 2.0**-24 + 2.0**-50, "1.0000000596046457f"), (16777217.0, "16777216.0f"),
+    ],
+)  # fmt: skip
+def test_float_literals_are_rounded_as_numpy_rounds(value: float, text: str) -> None:
+    assert float_literal(value) == text
+    if "0x" not in text:
+        assert np.float32(text[:-1]) == np.float32(value)  # the decimals, rounded once by the compiler
+
+
+def test_the_least_int_is_an_int_in_cpp() -> None:
+    assert write(binary("+", A, ir.const(-(2**31)))) == "p.a_rows + (-2147483647 - 1)"

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from pk.artifact import Source
 from pk.codegen import generate
 from pk.codegen.names import Names, entry, enumerator, shared_member
 from pk.ir import nodes as ir
@@ -38,12 +39,13 @@ def NAME(T0: pk.Global, T1: pk.Parallel, V0: int, V1: float):
                 pk.wait(S0, m % 4, 1)
 """
 KINDS = ("NAME", "T0", "T1", "V0", "V1", "P0", "P1", "F0", "F1", "G0", "G1", "S0", "L0", "L1")
-WORDS = """ünputs 名 größe ẞ NULL CUDART_VERSION CUDA_VERSION printf sin malloc free std assert va_list isnan unix PK_DEVICE
-    INFINITY NAN launch claims exchanged context tensor_map params site u32 shared memory main main_kernel loader config
-    double template threadIdx task role P_ring P_stage P_turn a__b __x _X ctx p min stage full cursor""".split()  # fmt: skip
+WORDS = """ünputs 名 größe ẞ NULL CUDART_VERSION CUDA_VERSION printf sin malloc free std va_list isnan unix PK_DEVICE
+    INFINITY NAN launch claims exchanged context tensor_map params site u32 shared memory main main_kernel loader
+    config double template threadIdx task role P_ring P_stage P_turn a__b __x _X ctx p min
+    stage full cursor""".split()  # fmt: skip
 PAIRS = [("a", "a_ring"), ("a", "a_stage"), ("x_", "x__"), ("名", "u540d"), ("ü", "u"), ("NULL", "NULL_"), ("é", "è"),
          ("user_launch", "launch"), ("a_at", "a"), ("ß", "ẞ"), ("a_map", "a"), ("a_rows", "a"), ("a_peers", "a"),
-         ("a_full", "a"), ("site", "Site"), ("名", "前")]  # fmt: skip
+         ("a_full", "a"), ("launch", "launch_ring"), ("x_ring", "user_x"), ("site", "Site"), ("名", "前")]  # fmt: skip
 
 
 def kernel(names: dict[str, str]) -> ir.Kernel:
@@ -56,33 +58,42 @@ def kernel(names: dict[str, str]) -> ir.Kernel:
     return read(text + f"\nk = {name}\n", dtype=dict.fromkeys(tensors, float32))
 
 
-def build(names: dict[str, str]) -> None:
-    source = generate(kernel(names))
+def written(source: Source) -> None:
+    """Check that the text is ASCII but for comments."""
     code = "\n".join(line.split("//")[0] for line in source.text.split("\n") if not line.startswith("#line"))
     assert code.isascii(), re.findall(r".*[^\x00-\x7f].*", code)
-    compile(source)
+
+
+def rotated(words: list[str], by: int) -> dict[str, str]:
+    """A word for each kind of name, all different."""
+    kinds = KINDS[:-3] + KINDS[-2:]  # S0 and a variable may share
+    return {kind: words[(i + by) % len(words)] for i, kind in enumerate(kinds)}
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_word_in_every_place(word: str) -> None:
-    for kinds in (("NAME", "P0", "F0", "G1"), ("T0", "S0"), ("T1", "L0"), ("V0", "P1"), ("V1", "F1", "G0"), ("L1",)):
-        for kind in kinds if kinds[0] == "T0" else kinds[:1]:
-            generate(kernel({kind: word}))
-        if kinds[0] == "NAME":
-            build({kind: word for kind in kinds if kind != "P0"} | {"P0": f"{word}_"})
-    build({"T0": word, "S0": f"{word}_1"})
-    build({"P0": word, "V0": f"{word}_2", "L0": f"{word}_3"})
-    build({"L0": word, "T1": f"{word}_4", "V1": f"{word}_5", "F1": f"{word}_6"})
+def test_a_word_in_every_place_is_emitted(word: str) -> None:
+    for kind in KINDS:
+        written(generate(kernel({kind: word})))
+
+
+@pytest.mark.parametrize("by", range(0, len(WORDS), 7))
+def test_words_in_every_place_compile(by: int) -> None:
+    compile(generate(kernel(rotated(WORDS, by))))
+
+
+@pytest.mark.parametrize("word", ["größe", "NULL", "printf", "context", "launch"])
+def test_one_word_for_things_of_all_kinds_compiles(word: str) -> None:
+    compile(generate(kernel({"NAME": word, "P0": word, "F0": word, "G1": f"{word}_", "T0": f"{word}_1"})))
+    compile(generate(kernel({"T0": word, "F1": word, "L1": f"{word}_rows"})))
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_words_in_every_place(pair: tuple[str, str]) -> None:
     first, second = pair
     for x, y in (("P0", "P1"), ("T0", "T1"), ("V0", "V1"), ("F0", "F1"), ("L0", "L1"), ("P0", "S0"), ("T0", "S0")):
-        generate(kernel({x: first, y: second}))
-    build({"P0": first, "P1": second})
-    build({"T0": first, "T1": second})
-    build({"F0": first, "F1": second, "L0": f"{first}x", "V0": f"{second}x"})
+        written(generate(kernel({x: first, y: second})))
+    kinds = {"P0": first, "P1": second, "F0": first, "F1": second, "L0": f"{first}x", "V0": f"{second}x"}
+    compile(generate(kernel(kinds | {"T0": f"{first}t", "T1": f"{second}t"})))
 
 
 def test_words_are_identifiers_and_differ() -> None:

@@ -98,7 +98,26 @@ class Case:
 
 @lru_cache(maxsize=64)
 def _arguments(case: Case, world: int) -> list[Arguments]:
-    return [case.make(rank, world) for rank in range(world)]
+    """Rows that TMA stores to are whole chunks of 16 bytes, else it overwrites what is behind them, and pk refuses.
+
+    The widths that such outputs share with their inputs are made whole together; all other tails stay.
+    """
+    made = [case.make(rank, world) for rank in range(world)]
+    stored = case.program().stored
+    ragged = {
+        mine[name].value.shape[-1]
+        for mine in made
+        for name in stored & mine.keys()
+        if mine[name].value.shape[-1] * mine[name].dtype.itemsize % 16
+    }
+    return [{name: _whole(arg) if arg.value.shape[-1] in ragged else arg for name, arg in m.items()} for m in made]
+
+
+def _whole(arg: Arg) -> Arg:
+    """The last dimension lengthened to a multiple of 16 elements, with what it begins with."""
+    extra = -arg.value.shape[-1] % 16
+    width = [(0, 0)] * (arg.value.ndim - 1) + [(0, extra)]
+    return Arg(np.pad(arg.value, width, mode="wrap"), arg.dtype, arg.parallel)
 
 
 # ------------------------------------------------------------------------------------------------------- numbers

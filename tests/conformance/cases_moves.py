@@ -96,7 +96,7 @@ def copies() -> list[Case]:
 
 
 def _shifted(dtype: torch.dtype, down: int) -> Case:
-    unit, shape = 16 // size(dtype), (45, 70)
+    unit, shape = 16 // size(dtype), (45, 80)
 
     def make(rank: int, world: int) -> Arguments:
         return {"x": Arg(normals(shape, dtype, "shifted", rank), dtype), "y": blank(shape, dtype)}

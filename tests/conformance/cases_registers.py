@@ -164,7 +164,7 @@ def _multiply(
     whole: bool = True, sizes: tuple[int, int, int] | None = None, out: torch.dtype = F32, piece: int = 0,
 ) -> Case:  # fmt: skip
     bm, bn, bk = tile
-    m, n, depth = sizes or (bm + bm // 2 + 1, bn + 5, 2 * bk + bk // 2 + 1)
+    m, n, depth = sizes or (bm + bm // 2 + 1, bn + 8, 2 * bk + bk // 2 + 1)
     name = f"multiply.{short(dtype)}.{bm}x{bn}x{bk}.{groups}{'.at' * ta}{'.bt' * tb}"
     name += f"{'' if whole else '.normal'}.{m}x{n}x{depth}.{short(out)}{f'.{piece}' if piece else ''}"
 
@@ -205,7 +205,7 @@ def multiplications() -> list[Case]:
         # Rows of a shared operand are multiples of 32 bytes: few columns of b can only be had as rows of b.T.
         found.append(_multiply(BF16, tile, groups, tb=tile[1] % 16 != 0, piece=0 if tile[1] < 128 else 64))
     found.append(_multiply(BF16, (64, 32, 128), 1, ta=True, tb=True, whole=False))
-    found.append(_multiply(F16, (64, 64, 32), 1, sizes=(1, 1, 1)))
+    found.append(_multiply(F16, (64, 64, 32), 1, sizes=(1, 8, 1)))
     found.append(_multiply(BF16, (128, 128, 32), 2, ta=True, tb=False, out=BF16, piece=32))
     return found
 

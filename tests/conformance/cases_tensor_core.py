@@ -48,18 +48,18 @@ def _case(
 
 def _nt(a: torch.dtype, b: torch.dtype, tile: tuple[int, int, int], groups: int = 1) -> Case:
     bm, bn, bk = tile
-    shapes = (bm + 9, 2 * bk + 5), (bn + 3, 2 * bk + 5), (bm + 9, bn + 3)
+    shapes = (bm + 9, 2 * bk + 5), (bn + 4, 2 * bk + 5), (bm + 9, bn + 4)
     name = f"multiply_nt.{short(a)}.{short(b)}.{bm}x{bn}x{bk}.{groups}"
     return _case(name, k.multiply_nt, shapes, (a, b, F32), lambda x, y: x @ y.T, BM=bm, BN=bn, BK=bk, G=groups)
 
 
 def _tf32() -> Case:
     """Normal numbers: float32 operands lose all but ten bits of their mantissas."""
-    shape, name = (70, 75), "multiply_nt.float32.normal"
+    shape, name = (72, 75), "multiply_nt.float32.normal"
 
     def make(rank: int, world: int) -> Arguments:
         a, b = (Arg(normals(shape, F32, name, which), F32) for which in "ab")
-        return {"a": a, "b": b, "c": blank((70, 70), F32)}
+        return {"a": a, "b": b, "c": blank((72, 72), F32)}
 
     def meaning(ranks: list[Arguments]) -> list[dict[str, Want]]:
         found: list[dict[str, Want]] = []
@@ -81,7 +81,7 @@ def _private(x: Array, y: Array) -> Array:
 
 
 def _transposed(dtype: torch.dtype, tile: tuple[int, int]) -> Case:
-    name, shape = f"transposed.{short(dtype)}.{tile[0]}x{tile[1]}", (tile[0] + 7, tile[1] + 9)
+    name, shape = f"transposed.{short(dtype)}.{tile[0]}x{tile[1]}", (tile[0] + 8, tile[1] + 9)
 
     def make(rank: int, world: int) -> Arguments:
         return {"x": Arg(normals(shape, dtype, name), dtype), "y": blank(shape[::-1], dtype)}

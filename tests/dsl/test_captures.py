@@ -132,7 +132,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("expression, change, before, after", CASES)
+@pytest.mark.parametrize(("expression", "change", "before", "after"), CASES)
 def test_a_changed_capture_is_seen_by_the_next_call(
     make: Make, expression: str, change: Callable[[Any], None], before: float, after: float
 ) -> None:
@@ -145,9 +145,8 @@ def test_a_changed_capture_is_seen_by_the_next_call(
 
 def test_a_changed_nonlocal_is_seen(make: Make) -> None:
     text = textwrap.indent(KERNEL.format(value="pk.full((64, 64), q)"), "    ")
-    m = make(
-        f"def scope():\n    q = 2.0\n{text}\n    def change(v):\n        nonlocal q\n        q = v\n    return k, change\n"
-    )
+    change = "    def change(v):\n        nonlocal q\n        q = v\n"
+    m = make(f"def scope():\n    q = 2.0\n{text}\n{change}    return k, change\n")
     k, change = m.scope()
     assert value(k) == 2.0
     change(4.0)
@@ -196,13 +195,14 @@ def test_a_kernel_that_captures_nothing_has_nothing_to_check(make: Make) -> None
 def test_captures_compare_values() -> None:
     nan, space = math.nan, {"x": 1, "nan": float("nan"), "t": (1, 2.0), "l": [1, [2]], "f": len}
     captures = Captures()
-    for name in space:
-        captures.variable(space, name, space[name])
+    for name, value in space.items():
+        captures.variable(space, name, value)
     captures.close()
     assert captures.current()
-    space.update({"nan": nan, "t": tuple([1, 2.0]), "l": [1, [2]]})
+    space.update({"nan": nan, "t": (space["x"], 2.0), "l": [1, [2]]})
     assert captures.current()
-    for name, other in {"x": True, "t": (1.0, 2.0), "l": [1, [3]], "f": max, "nan": 0.0}.items():
+    others: dict[str, object] = {"x": True, "t": (1.0, 2.0), "l": [1, [3]], "f": max, "nan": 0.0}
+    for name, other in others.items():
         changed = dict(space)
         space[name] = other
         assert not captures.current(), name

@@ -55,7 +55,10 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
             with output.fill() as s:
                 pk.store(s.c, acc)
         """),
-    "rows_of_warpgroups": (errors.ShapeMismatch, compute("pk.mma(acc, s.a, s.b)", "x = pk.sum(acc, axis=0) + pk.zeros((32, 128))")),
+    "rows_of_warpgroups": (
+        errors.ShapeMismatch,
+        compute("pk.mma(acc, s.a, s.b)", "x = pk.sum(acc, axis=0) + pk.zeros((32, 128))"),
+    ),
     "columns_of_eight": (errors.ShapeMismatch, compute("x = acc[:, 0:12]")),
     "columns_outside": (errors.ShapeMismatch, compute("x = acc[:, 64:256]")),
     "mma_n": (errors.ShapeMismatch, """

@@ -52,7 +52,10 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "with_on_something": (errors.UnsupportedSyntax, "with pk.rank():\n    pass"),
     "cluster_of_three": (errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=3):\n    pass"),
     "cluster_of_one_extent": (errors.WrongOperand, "for m in pk.tasks(c.rows, cluster=2):\n    pass"),
-    "cluster_of_odd_group": (errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=2, group=3):\n    pass"),
+    "cluster_of_odd_group": (
+        errors.WrongOperand,
+        "for m, n in pk.tasks(c.rows, c.cols, cluster=2, group=3):\n    pass",
+    ),
     "cluster_that_claims": (
         errors.WrongOperand, "for m, n in pk.tasks(c.rows, c.cols, cluster=2, dynamic=True):\n    pass"
     ),

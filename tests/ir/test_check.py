@@ -170,7 +170,9 @@ def test_mma_rows_must_fill_the_warpgroups() -> None:
     fill = ir.Assign(acc, ir.Call("full", (), acc.type, (("value", 0.0),)))
     stage = ir.Stage("p", "drain", (fill, ir.Do("mma", (acc, ir.Shared("p", "a", small), S_B))))
     role = ir.Role("consumer", (stage,), 2)
-    with pytest.raises(errors.ShapeMismatch, match=r"M = 64 is no multiple of 128 \(64 rows for each of 2 warpgroups\)"):
+    with pytest.raises(
+        errors.ShapeMismatch, match=r"M = 64 is no multiple of 128 \(64 rows for each of 2 warpgroups\)"
+    ):
         check(replace(made, compute=(role,), pipelines=(replace(stages, tiles=tiles), *made.pipelines[1:])))
 
 

@@ -432,7 +432,7 @@ PK_DEVICE void main_kernel(const params& p, shared_map& shared) {
 
 // --------------------------------------------------------------------------------------------------- entry
 extern "C" __global__ void __launch_bounds__(config::threads, 1)
-all_gather_matmul(const __grid_constant__ params p) {
+pk_all_gather_matmul(const __grid_constant__ params p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     if (int(blockIdx.x) < communicator_blocks()) {
         communicator_kernel(p, *reinterpret_cast<communicator_shared_map*>(memory));

@@ -444,7 +444,7 @@ PK_DEVICE void main_kernel(const params& p, shared_map& shared) {
 
 // --------------------------------------------------------------------------------------------------- entry
 extern "C" __global__ void __launch_bounds__(config::threads, 1)
-matmul_reduce_scatter_ordered(const __grid_constant__ params p) {
+pk_matmul_reduce_scatter_ordered(const __grid_constant__ params p) {
     extern __shared__ __align__(1024) unsigned char memory[];
     main_kernel(p, *reinterpret_cast<shared_map*>(memory));
 }
