@@ -88,9 +88,15 @@ class Link:
         except Exception:  # noqa: BLE001  nobody is left to tell
             return
 
-    def gone(self) -> tuple[int, str] | None:
-        """A rank that will never come again, and why.  Does not wait."""
+    def gone(self, awaited: int | None = None) -> tuple[int, str] | None:
+        """A rank that will never come again, and why.  Does not wait.
+
+        A process that has ended in its own time may have given all it owed: with ``awaited``, such an end counts only
+        if that rank has ended too.
+        """
         for name in (f"{self._prefix}/gone", LEFT):
+            if name == LEFT and awaited is not None and not self.store.check([f"{LEFT}/{awaited}"]):
+                continue
             if self.store.check([name]):
                 rank = int(self.store.get(name))
                 return rank, bytes(self.store.get(f"{name}/{rank}")).decode()
@@ -125,7 +131,7 @@ class Link:
 
     def _wait(self, name: str, rank: int, key: str, end: float) -> None:
         pause = 0.0002
-        while (found := self._look(name, key)) is not True:
+        while (found := self._look(name, rank, key)) is not True:
             if found is not None:
                 raise PeerFailed(f"rank {found[0]} {found[1]}, so {key} cannot go on.")
             if time.monotonic() > end:
@@ -136,12 +142,12 @@ class Link:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
 
-    def _look(self, name: str, key: str) -> tuple[int, str] | Literal[True] | None:
-        """True if ``name`` is there; else who has gone, or None."""
+    def _look(self, name: str, rank: int, key: str) -> tuple[int, str] | Literal[True] | None:
+        """True if ``name``, of rank ``rank``, is there; else who has gone, or None."""
         try:
             if self.store.check([name]):
                 return True
-            gone = self.gone()
+            gone = self.gone(rank)
             return True if gone is not None and self.store.check([name]) else gone  # it may have come before it left
         except RuntimeError as error:  # torch's DistNetworkError and DistStoreError among them
             raise PeerFailed(
