@@ -17,12 +17,10 @@ import pk
 
 @pk.kernel
 def matmul_reduce_scatter(
-    a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
-    b: pk.Global,  # (K, N)
+    a: pk.Global, b: pk.Global,  # (world, M / world, K), (K, N)  this rank's slice of the contraction
     c: pk.Parallel,  # (M / world, N)  on every rank; receives the sum
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
-    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
-):  # fmt: skip
+    P: pk.constexpr = 64, STAGES: pk.constexpr = 4):  # fmt: skip
     assert BN % P == 0, "P must divide BN"
     inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
     output = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
