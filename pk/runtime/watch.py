@@ -90,31 +90,33 @@ def _round(said: Said, peers_too: bool) -> bool:
 
 def look(context: Context, said: Said) -> None:
     """Print the cause of a hang that has not been reported in the context's present incarnation."""
+    incarnation = context.incarnation  # read first: what a reset overtakes belongs to the incarnation before it
     found = context.findings()
     guard = _guards.get(context)
     if found and guard is not None:
         guard.acknowledge()
     causes = [f for f in found if f.reason != records.TOLD]
-    if causes and said.get(context) != context.incarnation:
+    if causes and said.get(context) != incarnation:
         print(f"pk: {records.headline(causes[0])}; see HangError", file=sys.stderr, flush=True)
-        _report_once(context, said)
+        _report_once(context, said, incarnation)
 
 
 def look_at_peers(context: Context, said: Said) -> None:
     """Learn of a hang on another process; stop kernels that wait for a launch which a peer refused to make."""
-    if said.get(context) == context.incarnation:
+    incarnation = context.incarnation
+    if said.get(context) == incarnation:
         return
     refusal = context.refusal()
     if refusal is not None:
         context.abort(refusal[0])
     if refusal is not None or context.peers_hang():
-        _report_once(context, said)
+        _report_once(context, said, incarnation)
 
 
-def _report_once(context: Context, said: Said) -> None:
-    said[context] = context.incarnation
+def _report_once(context: Context, said: Said, incarnation: int) -> None:
+    said[context] = incarnation
     # In a thread of its own: it may wait for other ranks, and this one has other contexts to watch.
-    threading.Thread(target=_report, args=(context, context.incarnation), name="pk-report", daemon=True).start()
+    threading.Thread(target=_report, args=(context, incarnation), name="pk-report", daemon=True).start()
 
 
 def _report(context: Context, incarnation: int) -> None:
