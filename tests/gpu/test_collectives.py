@@ -103,7 +103,7 @@ def _moved(rank: int, world: int, dtype: torch.dtype) -> list[torch.Tensor]:
                 kernels.copy(x, total, R=tile[0], C=tile[1], TO="add")
                 results.append(total)
     for cols in (16, 256, 2048):
-        x, out = numbers(rank, (1500,), dtype).to(pk.device()), pk.empty((1500,), dtype)
+        x, out = numbers(rank, (1504,), dtype).to(pk.device()), pk.empty((1504,), dtype)
         kernels.copy_vector(x, out, B=cols)
         results.append(out)
     x, out = numbers(rank, (70, 5 * step), dtype).to(pk.device()), pk.empty((world, 70, 5 * step), dtype)
