@@ -26,8 +26,8 @@ def extensions() -> list[Any]:
         return []
     native = Pybind11Extension(
         "pk._C",
-        ["csrc/module.cpp", "csrc/launch.cpp", "csrc/submit.cpp", "csrc/warm.cpp", "csrc/watch.cpp"],
-        depends=["csrc/dlpack.hpp", "csrc/launch.hpp", "csrc/submit.hpp", "csrc/warm.hpp", "csrc/watch.hpp"],
+        [f"csrc/{name}.cpp" for name in ("module", "explore", "launch", "reach", "submit", "warm", "watch")],
+        depends=[f"csrc/{name}.hpp" for name in ("dlpack", "explore", "launch", "submit", "warm", "watch")],
         cxx_std=17,
         extra_compile_args=["-O2", "-Wall", "-Wextra"],
         extra_link_args=["-pthread"],

@@ -26,7 +26,8 @@ std::set<Watch*>& registry() {
 
 const char* reason_name(std::uint32_t reason) {
     static const char* const names[] = {"none",     "counter",        "entry",  "exit",
-                                        "pipeline", "ranks disagree", "assert", "told by a peer"};
+                                        "pipeline", "ranks disagree", "assert", "told by a peer",
+                                        "bounds"};
     return reason < sizeof(names) / sizeof(names[0]) ? names[reason] : "unknown";
 }
 

@@ -1,4 +1,4 @@
-"""Types of the optional native module (``csrc/module.cpp``); ``pk.runtime.native`` is its only importer."""
+"""Types of the optional native module (``csrc/module.cpp``); imported by ``pk.runtime.native`` and ``pk.sim.explore`` only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +26,14 @@ def finder(
 
 def unchanged(entries: Any, /) -> bool:
     """Whether ``space[name] is value`` for all entries (space, name, value); False if ``entries`` is no tuple."""
+
+def explore(
+    flat: list[list[int]], max_states: int, reduce: bool, deadlocks: bool, stop: bool
+) -> tuple[int, int, int, int, int, int, int, bool, list[tuple[bool, int, list[int]]]]:
+    """Every order of the steps of a system, like ``pk.sim.twin.explore``; see ``csrc/explore.hpp``."""
+
+def reach(flat: list[list[int]], events: list[int]) -> bytes:
+    """How far each actor comes without each event (actor, step): int32, a row an event; see ``pk.sim.order``."""
 
 class Submit:
     """The second half: a packed launch, called with the values of its scalars; see ``csrc/submit.hpp``."""

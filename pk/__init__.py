@@ -4,10 +4,11 @@ Write a kernel with ``@pk.kernel`` and the tile language below, prove it right i
 same function on GPUs. ``pk.ops`` holds finished operators for PyTorch.
 """
 
-from pk import errors
+from pk import errors, testing
+from pk.checking import Check, check
 from pk.dsl.language import *  # noqa: F403  the language: its names are its __all__
 from pk.dsl.language import __all__ as _language
-from pk.errors import ArgumentError, BackendError, CompileError, HangError, PkError
+from pk.errors import ArgumentError, BackendError, CheckError, CompileError, HangError, PkError
 from pk.kernel import Kernel, kernel, spec
 from pk.runtime.api import describe_backend, device, empty, finalize, reset, spawn, symmetric, synchronize
 
@@ -17,10 +18,13 @@ __all__ = [
     *_language,
     "ArgumentError",
     "BackendError",
+    "Check",
+    "CheckError",
     "CompileError",
     "HangError",
     "Kernel",
     "PkError",
+    "check",
     "describe_backend",
     "device",
     "empty",
@@ -33,6 +37,7 @@ __all__ = [
     "spec",
     "symmetric",
     "synchronize",
+    "testing",
 ]
 
 

@@ -1,4 +1,4 @@
-"""``python -m pk``: show, env, cache, doctor.  ``python -m pk COMMAND --help`` says more."""
+"""``python -m pk``: show, check, env, cache, doctor.  ``python -m pk COMMAND --help`` says more."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from pk.errors import PkError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0 done, 1 an error that is printed, 2 wrong usage."""
+    """Run one command; returns the exit status: 0 done, 1 an error that is printed, 2 wrong usage.
+
+    ``check`` returns 0 for no finding, 1 for findings, 2 for what cannot be checked.
+    """
     parser = argparse.ArgumentParser(prog="python -m pk", description="Inspect pk's kernels and this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    from pk.tools import show
+    from pk.tools import check, show
 
     show.add_arguments(
         commands.add_parser("show", help="print a stage of a kernel: ir, plan, cuda, ptx, sass, resources")
+    )
+    check.add_arguments(
+        commands.add_parser("check", help="run a program's kernels under many schedules: races, deadlocks, bad reads")
     )
     commands.add_parser("env", help="print every PK_* variable with its value and meaning")
     cache = commands.add_parser("cache", help="list the compiled kernels on disk")
     cache.add_argument("--clear", action="store_true", help="delete them")
     commands.add_parser("doctor", help="probe this machine, and say how to fix what does not work")
 
-    options = parser.parse_args(arguments)
+    given, rest = check.split(list(sys.argv[1:] if arguments is None else arguments))
+    options = parser.parse_args(given)
+    options.rest = rest
     try:
         return _run(options)
     except PkError as error:
@@ -46,6 +54,10 @@ def _run(options: argparse.Namespace) -> int:
         from pk.tools import doctor
 
         return doctor.main()
+    if options.command == "check":
+        from pk.tools import check
+
+        return check.main(options)
     from pk.tools import show
 
     return show.main(options)

@@ -56,7 +56,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in the kernel that may wait: what a device record's ``site`` number stands for."""
+    """A place in the kernel that may wait or give up: what a device record's ``site`` number stands for."""
 
     role: str
     op: str
@@ -90,3 +90,6 @@ class Source:
     multicast: bool = False  # reaches all ranks at once through NVLink multicast addresses
     cluster: int = 1  # blocks of a thread-block cluster; the grid is a multiple of it
     least_blocks: int = 1  # blocks that a launch needs at least
+    signallers: tuple[Site, ...] = ()  # statements that add to counters, each with the array in ``what``
+    only_written: tuple[str, ...] = ()  # outputs that no statement reads or adds to
+    sanitize: int = 0  # PK_SANITIZE when it was made: checks bounds, and buffers are poisoned before each launch

@@ -133,6 +133,11 @@ MULTICAST = Variable(
     "1: allow NVLink multicast where the environment does not forbid it; else no multicast object is created.",
     _switch,
 )  # fmt: skip
+SANITIZE = Variable(
+    "PK_SANITIZE", "0-2", 0,
+    "1: check every index on the device, poison scratch and stages; 2: outputs and tiles wholly outside too.",
+    _integer(0, 2),
+)  # fmt: skip
 SIM_SMS = Variable(
     "PK_SIM_SMS", "number", 0, "SMs of each simulated rank; 0: the simulator chooses.", _integer(0, 1024)
 )
@@ -149,7 +154,7 @@ NATIVE = Variable(
 
 VARIABLES: tuple[Variable[Any], ...] = (
     DEBUG, DUMP, OVERRIDE, CACHE_DIR, CACHE, CACHE_WAIT_S, NVRTC_FLAGS, BACKEND, TIMEOUT_S, ENTRY_TIMEOUT_S, MULTICAST,
-    SIM_SMS, SIM_STEPS, SEED, NATIVE,
+    SANITIZE, SIM_SMS, SIM_STEPS, SEED, NATIVE,
 )  # fmt: skip
 TABLE: dict[str, Variable[Any]] = {v.name: v for v in VARIABLES}
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pk.checking import Check
     from pk.ir.nodes import Span
 
 
@@ -193,17 +194,31 @@ class BlockedRole:
 
 
 class DeadlockError(PkError):
-    """Roles of a simulated launch wait for what will never come.  ``blocked`` lists them, the message groups them."""
+    """Roles of a simulated launch wait for what will never come.
 
-    def __init__(self, kernel: str, seed: int, steps: int, roles: int, blocked: tuple[BlockedRole, ...]) -> None:
-        self.kernel, self.seed, self.steps, self.roles, self.blocked = kernel, seed, steps, roles, blocked
-        super().__init__(_deadlock_text(kernel, seed, steps, roles, blocked))
+    ``blocked`` lists them, the message groups them.  ``causes``: why, as ``pk.sim.findings.Finding`` s.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        seed: int,
+        steps: int,
+        roles: int,
+        blocked: tuple[BlockedRole, ...],
+        causes: tuple[Any, ...] = (),
+    ) -> None:
+        self.kernel, self.seed, self.steps, self.roles = kernel, seed, steps, roles
+        self.blocked, self.causes = blocked, causes
+        super().__init__(_deadlock_text(kernel, seed, steps, roles, blocked, causes))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.kernel, self.seed, self.steps, self.roles, self.blocked)
+        return type(self), (self.kernel, self.seed, self.steps, self.roles, self.blocked, self.causes)
 
 
-def _deadlock_text(kernel: str, seed: int, steps: int, roles: int, blocked: tuple[BlockedRole, ...]) -> str:
+def _deadlock_text(
+    kernel: str, seed: int, steps: int, roles: int, blocked: tuple[BlockedRole, ...], causes: tuple[Any, ...]
+) -> str:
     """One paragraph for each statement that roles are stuck at; waits for signals first, for pipelines often follow."""
     shown = 8
     places: dict[tuple[bool, str, Span], list[BlockedRole]] = {}
@@ -221,13 +236,31 @@ def _deadlock_text(kernel: str, seed: int, steps: int, roles: int, blocked: tupl
             lines.append(f"      {same[0]}" + (f" (and {others} like it on other blocks)" if others else ""))
         if len(groups) > shown:
             lines.append(f"      ... and {sum(map(len, groups[shown:]))} more here")
+    for cause in causes:
+        lines.append(f"  {cause.message}")
+        if len(cause.places) > 1:
+            sides = ((f"line {p.span.line}: rank {p.rank}, block {p.block}, {p.role}", p.what) for p in cause.places)
+            lines += [f"      {who}: {what}" for who, what in sides]
     signals = sorted({b.name for b in blocked if b.op not in ("fill", "drain")})
-    if signals:
+    if causes:
+        lines.append(f"  {causes[0].advice}")
+    elif signals:
         names = ", ".join(f"`{name}`" for name in signals)
         lines.append(f"  Find who should signal {names} and why it does not, or wait for less.")
     else:
         lines.append("  Make every role fill and drain each pipeline equally often, and in one order.")
     return "\n".join(lines)
+
+
+class CheckError(PkError):
+    """``pk.check`` found mistakes in a kernel: ``check`` is its result, the message all that it says."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        super().__init__(str(check))
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.check,)
 
 
 # ------------------------------------------------------------------------- the machine (driver, NVRTC, P2P, groups)

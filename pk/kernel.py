@@ -30,6 +30,7 @@ from pk.ir import extents, ops, split, vectors
 from pk.ir import nodes as ir
 from pk.ir.check import check
 from pk.ir.index import evaluate
+from pk.ir.sanitize import sanitized
 from pk.ir.text import text
 from pk.ir.types import DTYPES, DType
 from pk.runtime import tensors as rules
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 _timeout, _entry_timeout = env.peek(env.TIMEOUT_S), env.peek(env.ENTRY_TIMEOUT_S)
+_sanitize = env.peek(env.SANITIZE)
 MAX_SMS = 1024  # that the simulator takes for a GPU's
 
 
@@ -91,20 +93,21 @@ class Call:
 class Program:
     """One specialisation of a kernel.  Everything is made on first use and kept."""
 
-    def __init__(self, fn: Callable[..., Any], specialization: Specialization, multicast: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], spec: Specialization, multicast: bool = False, level: int = 0) -> None:
         env.warn_unknown()
-        self.multicast = multicast
+        self.multicast, self.sanitize = multicast, level
         self.captures = Captures()
-        self.ir: ir.Kernel = build(fn, specialization, self.captures)
+        self.ir: ir.Kernel = build(fn, spec, self.captures)
         self.captures.close()
         check(self.ir)
+        self.ir = sanitized(self.ir, level) if level else self.ir
 
     @functools.cached_property
     def source(self) -> Source:
         """The CUDA text and its tables; needs no GPU."""
         from pk.codegen import generate
 
-        return generate(self.ir, multicast=self.multicast)
+        return generate(self.ir, multicast=self.multicast, sanitize=self.sanitize)
 
     @functools.cached_property
     def binary(self) -> Binary:
@@ -207,7 +210,7 @@ class Kernel:
         self.fn = fn
         self.name = fn.__name__
         self.signature = Signature.of(fn)
-        self._programs: dict[tuple[Specialization, bool], Program] = {}  # and whether for NVLink multicast
+        self._programs: dict[tuple[Specialization, bool, int], Program] = {}  # and multicast, PK_SANITIZE
         self._captures = Captures()  # of all programs
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # that remember launches
         self._lock = threading.Lock()
@@ -290,7 +293,7 @@ class Kernel:
         if self._scalars:
             args, kwargs, values = warm.aside(self._names, self._scalars, args, kwargs)
         tensor = _tensor_type()
-        key: list[Any] = [self, sms, _timeout(), _entry_timeout()]
+        key: list[Any] = [self, sms, _timeout(), _entry_timeout(), _sanitize()]
         for value in chain(args, *kwargs.items()) if kwargs else args:
             if isinstance(value, tensor):
                 key += (value.data_ptr(), value.shape, value.stride(), value.dtype, value.is_neg())
@@ -379,12 +382,13 @@ class Kernel:
         signals = ", ".join(f"{name} {shape}" for name, shape in counters.items())
         buffers = ", ".join(f"{name} {shape}" for name, (shape, _) in scratch.items())
         constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
-        tensors = f"tensors: {program.types}; symmetric: {symmetric}"
+        level = f"; PK_SANITIZE={program.sanitize}" * (program.sanitize > 0)
+        tensors = f"tensors: {program.types}; symmetric: {symmetric}{level}"
         return f"{self.name}({constants}) {tensors}; signals: {signals}; scratch: {buffers}"
 
     # --------------------------------------------------------------------------------------------- specialising
     def _program(self, values: dict[str, Any]) -> Program:
-        key = self._specialization(values), env.multicast()[0]
+        key = self._specialization(values), env.multicast()[0], env.SANITIZE.get()
         self._refresh()
         with self._lock:
             if key not in self._programs:
@@ -422,12 +426,12 @@ class Kernel:
     def specialise(self, *args: Any, **kwargs: Any) -> Program:
         """The program for these tensors or specs (``pk.spec``), without a launch and without a GPU.
 
-        Tensors not given are taken as 2-D bfloat16; a dtype stands for a 2-D tensor of it.
+        Tensors not given are taken as 2-D bfloat16, optional ones as None; a dtype stands for a 2-D tensor of it.
         """
         default = Spec(DTYPES["bfloat16"], 2)
         given = dict(zip(self.signature.names, args, strict=False)) | kwargs
         for name in self.signature.tensors:
-            given.setdefault(name, default)
+            given.setdefault(name, None if self.signature.optional(name) else default)
         for name in self.signature.scalars:
             given.setdefault(name, 0)
         bound = self.signature.bind((), given)

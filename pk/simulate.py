@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pk import env, errors
@@ -15,6 +18,31 @@ if TYPE_CHECKING:
 
     from pk.kernel import Call, Kernel, Program
     from pk.runtime.group import Group
+    from pk.sim.image import Arguments
+
+# Runs a launch in place of the simulator: the program, all ranks' operands, SMs of each rank, whether with multicast.
+Substitute = Callable[["Program", "list[Arguments]", int, bool], None]
+
+_everywhere: list[Substitute] = []
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def substituted(by: Substitute, everywhere: bool = False) -> Iterator[None]:
+    """Inside, simulated launches go to ``by``: those of this rank thread, or of the whole process."""
+    if everywhere:
+        _everywhere.append(by)
+        try:
+            yield
+        finally:
+            _everywhere.remove(by)
+        return
+    before = getattr(_here, "by", None)
+    _here.by = by
+    try:
+        yield
+    finally:
+        _here.by = before
 
 
 def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
@@ -37,13 +65,32 @@ def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> 
     from pk.sim.run import DEFAULT_SMS, SimTensor, simulate
 
     _agree(kernel, ranks)
-    args = [
+    args: list[Arguments] = [
         {name: SimTensor(*_raw(tensor)) for name, tensor in rank["tensors"].items()} | rank["scalars"] for rank in ranks
     ]
     limits = [rank["sms"] for rank in ranks if rank["sms"] is not None]
     sms, seed = min([int(env.get("PK_SIM_SMS")) or DEFAULT_SMS, *limits]), int(env.get("PK_SEED"))
-    simulate(program.ir, args, sms=sms, seed=seed, multicast=env.multicast()[0])
+    substitute: Substitute | None = getattr(_here, "by", None) or (_everywhere[-1] if _everywhere else None)
+    if substitute is not None:
+        substitute(program, args, sms, env.multicast()[0])
+    else:
+        simulate(program.ir, args, sms=sms, seed=seed, multicast=env.multicast()[0])
     return [rank["tensors"] for rank in ranks]
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Mark a CPU tensor as memory that nobody has written: it reads as NaN, and a check follows what is read of it."""
+    from pk.sim.written import forget_contents
+
+    if tensor.dtype in _known_dtypes():
+        forget_contents(*_raw(tensor))
+
+
+def _known_dtypes() -> set[torch.dtype]:
+    import torch
+
+    names = (name.replace("float8_e4m3", "float8_e4m3fn") for name in DTYPES if name != "bool")
+    return {getattr(torch, name) for name in names}
 
 
 def _raw(tensor: torch.Tensor) -> tuple[Any, Any]:

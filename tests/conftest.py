@@ -25,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite the files of tests/golden instead of comparing"
     )
+    parser.addoption(
+        "--mutants", choices=["sample", "all"], default="sample", help="how many mutants of tests/mutants to run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

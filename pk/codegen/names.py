@@ -17,11 +17,12 @@ KEYWORDS = frozenset(
 # Words of the emitted text and of the device headers that it calls without a qualifier.
 RESERVED = frozenset(
     """abs accumulator adds alive all_reduce all_reduce_multicast at barrier barrier_multicast bf16 blocks cast
-    ceil_div ci claims cluster_barrier cluster_rank columns combine communicator communicator_blocks
+    ceil_div check_bounds ci claims cluster_barrier cluster_rank columns combine communicator communicator_blocks
     communicator_kernel config consumer context coordinate coordinate_in_groups ctx cursor deferred device_assert
     e4m3 e5m2 element_of elements enter exchanged expf f16 fetch_add fill fill_nan filled filled_vector floor_div
     floor_mod full gather_async gelu gelu_tanh greatest headers_multicast index_vector iota is_real launch
-    launch_begin launch_close launch_open launch_role launch_state least leave linear_tile load load_async
+    launch_begin launch_close launch_open launch_role launch_state least leave linear_tile load load_async load_columns
+    local_begin local_close
     load_element load_elements loader log2f logf main_kernel max max_ranks mbarrier memory min mma mma_finish
     mma_order multiply_add narrow_element p packet params peer_view pipeline pk power_of_two prefetch publish
     rank_from reduce reduce_cols reduce_max reduce_min reduce_multicast reduce_rows reduce_sum register_tile

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from pk.artifact import MAX_RANKS, Field, FieldKind, TensorMap
 from pk.codegen.names import Names
-from pk.codegen.plan import MapPlan, Plan
+from pk.codegen.plan import MapPlan, Plan, windows
 from pk.ir import nodes as ir
+from pk.ir import split
 from pk.ir.split import counters_of
 
 MAP_BYTES, CONTEXT_BYTES, ALIGNMENT = 128, 128, 64
@@ -81,6 +82,15 @@ def layout(plan: Plan, names: Names) -> Params:
 def poisoned(plan: Plan) -> tuple[str, ...]:
     """Outputs that an aborted launch fills with NaN."""
     return tuple(t for t in plan.outputs if plan.kernel.tensor(t).dtype.kind == "float")
+
+
+def only_written(plan: Plan) -> tuple[str, ...]:
+    """Outputs whose contents before the launch mean nothing to the kernel: nothing reads them or adds to them."""
+    read = set()
+    for s in (s for c in plan.classes for r in c.roles for s in split.statements(r.body)):
+        adds = isinstance(s, ir.Do) and s.op in ("store_add_async", "all_reduce")
+        read |= {at.tensor for at, written in windows(s) if adds or not written}
+    return tuple(t for t in plan.outputs if t not in read)
 
 
 def _members(plan: Plan) -> Iterator[tuple[str, FieldKind, str, TensorMap | None]]:

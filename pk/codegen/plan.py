@@ -31,7 +31,7 @@ from pk.ir.types import Tile
 
 # Threads of a block -> setmaxnreg of its consumers, of its producer warpgroup.
 REGISTERS = {384: (232, 40), 512: (152, 56)}
-# The same if roles of the producer warpgroup reckon with what they read from memory, or keep their place in three
+# The same if roles of the producer warpgroup reckon with what they read from memory, or keep their place in two
 # pipelines and more: 40 spill a few.
 READING = REGISTERS | {384: (224, 56)}
 # TMA op -> positions of its operands: memory, shared tile.
@@ -181,11 +181,28 @@ class Plan:
     comm_sms: int
     in_network: bool = False  # generated for NVLink multicast
     multicast: tuple[str, ...] = ()  # tensors whose multicast address threads need; "" for the counters
+    sanitize: int = 0  # PK_SANITIZE
+
+    @property
+    def local(self) -> bool:
+        """Whether a launch meets no other: it has no counters and no rank but this one sees what it does.
+
+        Nobody then waits to hear that it began or ended, and it cannot give up; see ``local_begin``.
+        """
+        alone = all(t.kind == "global" for t in self.kernel.tensors) and not (self.kernel.scratch or self.remote)
+        bodies = [s for _, body in self.kernel.classes for s in split.statements(body)]
+        checked = self.sanitize or any(isinstance(s, ir.Assert) for s in bodies)
+        return alone and not (self.uses_signals or self.communicators or checked)
 
     @property
     def launch_warp(self) -> int:
         """The warp that opens and closes the launch: the third of the producer warpgroup, idle otherwise."""
         return self.threads // 32 - 2
+
+    @property
+    def poisoned_shared(self) -> int:
+        """Bytes of shared memory that a sanitized block fills with NaN before it begins: the tiles of all classes."""
+        return max(c.tile_bytes for c in self.classes)
 
     @property
     def compute(self) -> ClassPlan:
@@ -227,8 +244,8 @@ class Plan:
         return describe(self)
 
 
-def plan(kernel: ir.Kernel, multicast: bool = False) -> Plan:
-    """Plan ``kernel``, which has passed :func:`pk.ir.check.check`; ``multicast``: see :func:`pk.codegen.emit.generate`.
+def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0) -> Plan:
+    """Plan ``kernel``, which has passed :func:`pk.ir.check.check`; the rest as for :func:`pk.codegen.emit.generate`.
 
     Raises:
         NotConstant: the communicator's number of SMs is not known at compile time.
@@ -254,6 +271,7 @@ def plan(kernel: ir.Kernel, multicast: bool = False) -> Plan:
         comm_sms=sum(c.sms for c in classes),
         in_network=multicast,
         multicast=_multicast(kernel, roles) if multicast else (),
+        sanitize=sanitize,
     )
 
 
@@ -265,7 +283,7 @@ def _registers(threads: int, compute: ClassPlan) -> tuple[int, int]:
     bodies = [r.body for r in compute.roles if r.warps == 1]
     operands = split.walk(o for b in bodies for s in split.statements(b) for o in split.expressions(s))
     reads = any(isinstance(o, ir.Call) and any(isinstance(m, ir.Memory) for m in o.operands) for o in operands)
-    busy = any(len({s.pipeline for s in split.statements(b) if isinstance(s, ir.Stage)}) > 2 for b in bodies)
+    busy = any(len({s.pipeline for s in split.statements(b) if isinstance(s, ir.Stage)}) > 1 for b in bodies)
     return (READING if reads or busy else REGISTERS).get(threads, (0, 0))
 
 
@@ -459,10 +477,11 @@ def _maps_of(moved: list[tuple[RolePlan, ir.Do, ir.Memory, ir.Shared]]) -> tuple
 
 def _dims(kernel: ir.Kernel, roles: list[RolePlan]) -> tuple[tuple[str, int], ...]:
     found: dict[tuple[str, int], None] = {}
+    counters = {s.name for s in kernel.signals}
     for r in roles:
         for s in split.statements(r.body):
             for e in split.walk(split.expressions(s)):
-                if isinstance(e, ir.Dim):
+                if isinstance(e, ir.Dim) and e.tensor not in counters:  # shapes of signals are members anyway
                     found[e.tensor, e.axis] = None
     return tuple(found)
 

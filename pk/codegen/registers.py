@@ -137,6 +137,10 @@ class Registers:
             assert isinstance(e.type, Tile)
             number = self._operand_text(other, e.type.dtype, layout, lines)
             lines.append(render.op(e.op, self._direct(window), number, target=name))
+        elif _slices_shared_vector(e, of):
+            load = cast(ir.Call, e.operands[0])  # only what is wanted of it
+            shared = self._operand(load.operands[0])
+            lines.append(render.op("load", shared, type=of, target=name, first=e.attr("start")))
         else:
             source = self._tile(e.operands[0], layout, lines)
             lines.append(f"{name} = {render.op(e.op, source, type=of, **attrs)};")
@@ -234,6 +238,12 @@ class Registers:
         if dtype.bits < 32:
             return f"{self._tile(e, layout, lines)}(ri, ci)", ATOM
         return self._operand_text(source, dtype, layout, lines, UNARY), UNARY
+
+
+def _slices_shared_vector(e: ir.Call, of: RegisterType) -> bool:
+    """Whether ``e`` takes columns of what it loads from a shared tile, which is no fragment of several rows."""
+    source = e.operands[0]
+    return e.op == "columns" and not of.matrix and isinstance(source, ir.Call) and source.op == "load"
 
 
 def _padded(tile: Tile, layout: Layout) -> bool:

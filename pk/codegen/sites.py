@@ -10,6 +10,7 @@ from pk.codegen.facts import Facts
 from pk.codegen.names import enumerator
 from pk.ir import nodes as ir
 from pk.ir import split
+from pk.ir.ops import TABLE
 from pk.ir.rules import spelled
 
 if TYPE_CHECKING:
@@ -51,12 +52,36 @@ def sites_of(classes: tuple[ClassPlan, ...]) -> tuple[Site, ...]:
     return (*found, *LAUNCH_SITES)
 
 
+def signallers_of(classes: tuple[ClassPlan, ...]) -> tuple[Site, ...]:
+    """Every statement that adds to a counter, each with the array it adds to: who ends the waits for it."""
+    found: dict[Site, None] = {}
+    for c in classes:
+        for r in c.roles:
+            for s in split.statements(r.body):
+                for op, counter in _adds_of(s):
+                    found[site_of(r.name, op, counter.signals, s.span)] = None
+    return tuple(found)
+
+
+def _adds_of(s: ir.Statement) -> Iterator[tuple[str, ir.Signal]]:
+    """(op, counter) of each add that a statement itself does."""
+    ops: list[ir.Do | ir.Call] = [e for e in split.walk(split.expressions(s)) if isinstance(e, ir.Call)]
+    if isinstance(s, ir.Do):
+        ops.append(s)
+    for op in ops:
+        first = op.operands[0] if op.operands else None
+        if isinstance(first, ir.Signal) and 0 in TABLE[op.op].writes:
+            yield op.op, first
+
+
 def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
     """(op, what) of each wait that a statement itself may do; a remote access waits for the ranks to have begun."""
     if isinstance(s, ir.Stage):
         yield s.mode, s.pipeline
     elif isinstance(s, ir.Assert):
         yield "assert", s.text
+    elif isinstance(s, ir.Bounds):
+        yield "bounds", s.what
     elif isinstance(s, ir.Do):
         first = s.operands[0] if s.operands else None
         if isinstance(first, ir.Signal):

@@ -134,8 +134,16 @@ class Statements:
             self._do(s)
         elif isinstance(s, ir.Assert):
             self._say("check", cond=self._scalar(s.cond), at=self._at(s))
+        elif isinstance(s, ir.Bounds):
+            self._bounds(s)
         else:
             raise AssertionError(f"not a statement of a role: {s!r}")
+
+    def _bounds(self, s: ir.Bounds) -> None:
+        guard = self._scalar(s.guard) if s.guard is not None else ""
+        span = f", {s.least}, {s.slack}" if s.least or s.slack else ""
+        index, bound = self._scalar(s.index), self._scalar(s.bound)
+        self._say("bounds", index=index, bound=bound, guard=guard, range=span, at=self._at(s))
 
     def _meet(self, s: ir.Statement) -> None:
         """Before ``s`` touches another rank's memory: every rank has begun.  (Signals see to it themselves.)"""

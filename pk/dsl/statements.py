@@ -108,7 +108,8 @@ class Reader(Expressions):
         self.assign(stmt.target.id, value, self.span(stmt))
 
     def _assign_to(self, target: ast.expr, value: Any, stmt: ast.stmt) -> None:
-        if value is None and isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Call):
+        whole = isinstance(stmt, ast.Assign) and target in stmt.targets
+        if value is None and whole and isinstance(stmt.value, ast.Call):
             raise errors.WrongOperand(
                 "a call that yields nothing is bound to a name", self.span(stmt), "Drop the `name =`."
             )

@@ -132,7 +132,7 @@ class _Walk:
             self._tasks(s, names)
         elif isinstance(s, ir.Role):
             self._role(s, names)
-        else:
+        elif isinstance(s, ir.Stage):  # there is no Bounds before a kernel has been checked
             self._stage(s, names)
 
     def _assign(self, s: ir.Assign, names: Names) -> None:

@@ -307,12 +307,16 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Hold the next stage of ``pipeline``: ``fill`` (it is free) or ``drain`` (it is full), release it at the end."""
+    """Hold the next stage of ``pipeline``: ``fill`` (it is free) or ``drain`` (it is full), release it at the end.
+
+    ``early``: only in mutants (``ir.mutate``): so many uses of the stage fewer are waited for.
+    """
 
     pipeline: str
     mode: Literal["fill", "drain"]
     body: Block
     span: Span = _span()
+    early: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +342,24 @@ class Assert:
     span: Span = _span()
 
 
-Statement = Assign | For | While | Tasks | If | Role | Stage | Do | Assert
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``least <= index < bound + slack`` where ``guard`` holds, or the launch gives up.  Made by ``ir.sanitize`` only.
+
+    ``index``: an int, or an index vector, whose negative elements pass.  ``bound``: ``World``, or the ``Dim`` of a
+    tensor or of an array of signals.  ``what`` says what the index is, for people.
+    """
+
+    index: Expr
+    bound: Dim | World
+    what: str
+    guard: Expr | None = None
+    least: int = 0
+    slack: int = 0
+    span: Span = _span()
+
+
+Statement = Assign | For | While | Tasks | If | Role | Stage | Do | Assert | Bounds
 Block = tuple[Statement, ...]
 
 

@@ -86,6 +86,8 @@ def expressions(s: ir.Statement) -> tuple[ir.Operand, ...]:
         return (s.cond,)
     if isinstance(s, ir.Do):
         return s.operands
+    if isinstance(s, ir.Bounds):
+        return (s.index, s.bound) if s.guard is None else (s.index, s.bound, s.guard)
     return ()
 
 

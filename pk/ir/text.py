@@ -14,6 +14,14 @@ def text(kernel: ir.Kernel) -> str:
     return _Printer(kernel).kernel() + "\n"
 
 
+def words(kernel: ir.Kernel, e: ir.Statement | ir.Operand) -> str:
+    """The first line of a statement of ``kernel``, or one of its operands, as :func:`text` prints it."""
+    printer = _Printer(kernel)
+    if isinstance(e, ir.Statement):
+        return next(printer.statement(e))
+    return printer.expr(e)
+
+
 class _Printer:
     def __init__(self, kernel: ir.Kernel) -> None:
         self.k = kernel
@@ -59,6 +67,10 @@ class _Printer:
             yield f"{s.op}({', '.join([*map(self.expr, s.operands), *(f'{k}={v!r}' for k, v in s.attrs)])})"
         elif isinstance(s, ir.Assert):
             yield f"assert {self.expr(s.cond)}, {s.text!r}"
+        elif isinstance(s, ir.Bounds):
+            guard = f"if {self.expr(s.guard)}: " if s.guard is not None else ""
+            slack = f" + {s.slack}" if s.slack else ""
+            yield f"{guard}check {s.least} <= {self.expr(s.index)} < {self.expr(s.bound)}{slack}, {s.what!r}"
         elif isinstance(s, ir.If):
             yield f"if {self.expr(s.cond)}:"
             yield from self.block(s.then, 1) or ["  pass"]

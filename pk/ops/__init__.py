@@ -1,5 +1,6 @@
 """Finished operators for PyTorch: ordinary functions on torch tensors, the same on every backend."""
 
-from pk.ops.matmul import matmul_reduce_scatter
+from pk.ops.dense import explain, matmul
+from pk.ops.tensor_parallel import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 
-__all__ = ["matmul_reduce_scatter"]
+__all__ = ["all_gather_matmul", "explain", "matmul", "matmul_all_reduce", "matmul_reduce_scatter"]

@@ -2,29 +2,63 @@
 
 import pk
 from pk.ops.gemm import accumulate, emit, feed, gemm_pipes, put, put_add
+from pk.ops.parallel_kernels import matmul_reduce_scatter_ordered as matmul_reduce_scatter_ordered
+from pk.ops.product import (
+    accumulate_part,
+    feed_part,
+    feed_vectors,
+    finish,
+    product_pipes,
+    put_part,
+    row_vectors,
+)
 
 
 @pk.kernel
 def matmul(
-    a: pk.Global,  # (M, K)
-    b: pk.Global,  # (K, N)
-    c: pk.Global,  # (M, N)
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
-    P: pk.constexpr = 64, STAGES: pk.constexpr = 4, PINGPONG: pk.constexpr = False, CLUSTER: pk.constexpr = 1,
+    a: pk.Global,  # (M, K), or (K, M) with A_T
+    b: pk.Global,  # (K, N), or (N, K) with B_T
+    c: pk.Global,  # (M, N), or (N, M) with C_T
+    row_scale: pk.Global = None, col_scale: pk.Global = None, scale: pk.Global = None,  # (M, 1), (1, N), (1, 1) float32
+    row_bias: pk.Global = None, col_bias: pk.Global = None,  # (M, 1), (1, N)
+    parts: pk.Global = None,  # (SPLIT - 1, M, N) float32: what the other parts of K add up to
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
+    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    CLUSTER: pk.constexpr = 1, BY_COLS: pk.constexpr = False, GROUP: pk.constexpr = 0, SPLIT: pk.constexpr = 1,
+    A_T: pk.constexpr = False, B_T: pk.constexpr = False, C_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
-    """One rank's GEMM: c = a @ b.
+    """One rank's GEMM: c = activation(a @ b * scales + bias).  `pk.ops.model` chooses among its configurations.
 
-    PINGPONG: each of two warpgroups has a whole tile, and one multiplies while the other stores.  CLUSTER=2: blocks
-    with neighbouring rows share the tiles of B.
+    WARPGROUPS share a tile; PINGPONG: each of two has a whole one, and one multiplies while the other stores.
+    CLUSTER=2: pairs of blocks share tiles of B, with BY_COLS those of A.  GROUP: rows (columns) of tiles walked
+    together, so that they meet in L2.  SPLIT: K in so many tasks, the last of which adds up the others, in order.
     """
-    inputs, output = gemm_pipes(a, b, c, BM, BN, BK, P, STAGES)
-    for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
+    M, N, K = c.cols if C_T else c.rows, c.rows if C_T else c.cols, a.rows if A_T else a.cols
+    rows, cols, steps = pk.cdiv(M, BM), pk.cdiv(N, BN), pk.cdiv(K, BK)
+    inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, OUTS, A_T, B_T, C_T)
+    done = pk.signals(rows, cols) if SPLIT > 1 else None
+    outer, inner = (cols, rows) if BY_COLS else (rows, cols)
+    for part, x, y in pk.tasks(SPLIT, outer, inner, group=GROUP or 8 * CLUSTER, cluster=CLUSTER):
+        m, n = (y, x) if BY_COLS else (x, y)
+        first, stop = part * steps // SPLIT, (part + 1) * steps // SPLIT
         with pk.loader():
-            feed(inputs, a, (m,), b, n, BK)
-        with pk.consumer(warpgroups=2, pingpong=PINGPONG):
-            emit(output, accumulate(inputs, a, BM, BN, BK), BN, P)
+            feed_part(inputs, a, m, b, n, first, stop, A_T, B_T)
+            if vectors is not None and (SPLIT == 1 or part == SPLIT - 1):
+                feed_vectors(vectors, col_scale, col_bias, n)
+        with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
+            factor, offset = row_vectors(row_scale, scale, row_bias, m, BM)
+            acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T)
+            if SPLIT == 1 or part == SPLIT - 1:
+                if SPLIT > 1:
+                    pk.wait(done, (m, n), SPLIT - 1)
+                v = vectors, col_scale, col_bias, factor, offset
+                finish(output, acc, v, parts, m, n, BM, BN, P, C_T, ACTIVATION)
+            else:
+                pk.store(parts, acc, (part, m, n))
+                pk.signal(done, (m, n), pk.rank())
         with pk.storer():
-            put(output, c, (m,), n, BN, P)
+            if SPLIT == 1 or part == SPLIT - 1:
+                put_part(output, c, m, n, BN, P, C_T)
 
 
 @pk.kernel
@@ -56,49 +90,3 @@ def matmul_reduce_scatter(
             else:
                 pk.wait(begun, (owner, m, n), 1)
                 put_add(output, c[owner], (m,), n, BN, P)
-
-
-@pk.kernel
-def matmul_reduce_scatter_ordered(
-    a: pk.Global,  # (world, M / world, K)
-    b: pk.Global,  # (K, N)
-    c: pk.Global,  # (M / world, N)  ordinary memory
-    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64,
-    P: pk.constexpr = 64, STAGES: pk.constexpr = 4,
-):  # fmt: skip
-    """c = sum over ranks of a[me] @ b, added in float32 in a fixed order: the same bits on every run.
-
-    Partials go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to its
-    accumulator.
-    """
-    assert BN % P == 0, "P must divide BN"
-    inputs = pk.pipeline(STAGES, a=pk.shared((BM, BK), a.dtype), b=pk.shared((BK, BN), b.dtype))
-    output, parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype)), pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
-    me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
-    part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
-    arrived = pk.signals(rows, cols)
-    for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols):  # own tiles last
-        with pk.loader():
-            feed(inputs, a, (owner, m), b, n, BK)
-            if owner == me:
-                pk.wait(arrived, (m, n), W - 1)
-                for j in pk.static_range(BN // P):
-                    for r in pk.ranks_from(me + 1, W - 1):
-                        with parts.fill() as s:
-                            pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-        with pk.consumer(warpgroups=2):
-            acc = accumulate(inputs, a, BM, BN, BK)
-            for j in pk.static_range(BN // P):
-                piece = acc[:, j * P : (j + 1) * P]
-                if owner == me:
-                    for r in pk.ranks_from(me + 1, W - 1):
-                        with parts.drain() as s:
-                            piece = piece + pk.load(s.c)
-                with output.fill() as s:
-                    pk.store(s.c, piece)
-        with pk.storer():
-            if owner == me:
-                put(output, c, (m,), n, BN, P)
-            else:
-                put(output, part[owner], (me, m), n, BN, P)
-                pk.signal(arrived, (m, n), owner)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 512
 ABORT_OFFSET = 256
+GEN_OFFSET = 384
 PAD_BYTES = 256
 CAPACITY = 65536  # counters of a set, at first
 CONTEXT_BYTES = 128
@@ -56,6 +57,7 @@ class Context:
         self.numbers: dict[tuple[int, tuple[tuple[str, tuple[int, ...]], ...], str], int] = {}
         self.hang: HangError | None = None
         self.told = False  # the hang has been raised on this rank
+        self.gone: tuple[int, str] | None = None  # a rank whose process has ended while this one waited, and how
         self.attempts = 0  # calls of launch(), the same number on all ranks
         self.submitted = False  # whether the last of them got to the device
         self.closed = False
@@ -208,7 +210,7 @@ class Context:
                 time.sleep(_SETTLE_S)
                 found, notes = self._gather()
                 limits = (env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get())
-                self.hang = HangError(records.explain(found, notes, limits))
+                self.hang = HangError(records.explain(found, notes, limits, self._cause()))
             error = HangError(*self.hang.args)
         if self.group.rendezvous is not None:  # who waits for this rank's next launch would wait for ever
             self.group.rendezvous.interrupt(error, LAUNCHING)
@@ -222,21 +224,51 @@ class Context:
         link = self.group.link
         assert link is not None
         tag = f"hang/{self.incarnation}"
-        link.note(f"{tag}/{link.rank}", pickle.dumps(self.findings()))
-        link.note(tag, b"1")
-        told: dict[int, list[Finding]] = {}
+        told = {link.rank: self.findings()}
         end = time.monotonic() + _COLLECT_S
-        while len(told) < link.world and time.monotonic() < end:
-            for rank in range(link.world):
-                data = link.peek(f"{tag}/{rank}") if rank not in told else None
-                if data is not None:
-                    told[rank] = pickle.loads(data)
-            time.sleep(0.005)
-        notes = [f"rank {r} did not answer within {_COLLECT_S:g} s" for r in range(link.world) if r not in told]
-        refusal = self.refusal()
-        if refusal is not None:
-            notes.insert(0, f"rank {refusal[0]} did not launch: {refusal[1]}")
+        try:
+            link.note(f"{tag}/{link.rank}", pickle.dumps(told[link.rank]))
+            link.note(tag, b"1")
+            while (missing := [r for r in range(link.world) if r not in told]) and time.monotonic() < end:
+                for rank in missing:
+                    data = link.peek(f"{tag}/{rank}")
+                    if data is not None:
+                        told[rank] = pickle.loads(data)
+                if all(map(link.ended, missing)):  # they will not answer any more
+                    break
+                time.sleep(0.005)
+            refusal = self.refusal()
+        except RuntimeError as error:  # the process that kept the store may be the one that has ended
+            return told[link.rank], [f"the other ranks' records cannot be read: {str(error).splitlines()[0]}"]
+        notes = [f"rank {refusal[0]} did not launch: {refusal[1]}"] if refusal is not None else []
+        silent = f"did not answer within {_COLLECT_S:g} s"
+        notes += [f"rank {r} {link.ended(r) or silent}" for r in range(link.world) if r not in told]
         return [finding for rank in sorted(told) for finding in told[rank]], notes
+
+    def _cause(self) -> str:
+        """What the watcher found out before any record: a rank that is no more."""
+        return "" if self.gone is None else f"rank {self.gone[0]} {self.gone[1]}"
+
+    def departed(self) -> tuple[int, str] | None:
+        """A rank that a launch of this rank waits for, and that will never begin it: its process has ended.
+
+        A process that ended after its part of the work is no such rank: what this one runs still comes to its end.
+        """
+        link = self.group.link
+        if link is None or self.hang is not None or self.closed:
+            return None
+        for rank in range(link.world):
+            why = link.ended(rank)
+            if why and any(self._waits_for(rank, header) for header in self._headers()):
+                return rank, why
+        return None
+
+    def _waits_for(self, rank: int, header: Segment) -> bool:
+        """Whether the launch that uses ``header`` has begun here, has not ended, and has not seen ``rank`` begin."""
+        data = self.group.driver.read(self.group.gpu, header.base, HEADER_BYTES)
+        numbers = [word & 0xFFFFFFFF for word in struct.unpack_from(f"<{MAX_RANKS}Q", data)]
+        number = struct.unpack_from("<I", data, GEN_OFFSET)[0] + 1 & 0xFFFFFFFF
+        return numbers[self.group.rank] == number and (numbers[rank] - number) & 0x80000000 != 0
 
     def peers_hang(self) -> bool:
         """Whether another process of the group reported a hang."""
@@ -263,7 +295,7 @@ class Context:
         group.barrier("pk.reset, all ranks at rest")  # nobody zeroes while another rank's old launch could still write
         ctypes.memset(self.host_page, 0, records.PAGE_BYTES)
         with self._lock:
-            self.hang, self.told = None, False
+            self.hang, self.told, self.gone = None, False, None
             self.incarnation += 1
             self.attempts, self.submitted = 0, False
         self.forget()

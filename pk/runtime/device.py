@@ -79,6 +79,10 @@ class Driver(Protocol):
         """Zero memory; done on return."""
         ...
 
+    def poison(self, device: int, stream: int, address: int, nbytes: int) -> None:
+        """Fill memory with ones (NaN in every floating-point type) in the order of ``stream``."""
+        ...
+
     def read(self, device: int, address: int, nbytes: int) -> bytes:
         """Copy from device memory, past whatever kernels run."""
         ...

@@ -118,6 +118,11 @@ class CudaDriver:
             _call("cuMemsetD8Async", address, 0, nbytes, stream)
             _call("cuStreamSynchronize", stream)
 
+    def poison(self, device: int, stream: int, address: int, nbytes: int) -> None:
+        """Memset, as work of ``stream``."""
+        with on_device(device):
+            _call("cuMemsetD8Async", address, 0xFF, nbytes, stream)
+
     def read(self, device: int, address: int, nbytes: int) -> bytes:
         """Copy to the host on a private stream."""
         buffer = (ctypes.c_ubyte * nbytes)()

@@ -218,6 +218,7 @@ def processes(
     told = [
         pickle.loads(data) for data in link.exchange("making a group", pickle.dumps(here), env.ENTRY_TIMEOUT_S.get())
     ]
+    link.learn()
     _check_places(told)
     visible = driver.uuids() if driver is not None else []
     places = tuple(visible.index(t["uuid"]) if t["uuid"] in visible else None for t in told)

@@ -347,9 +347,36 @@ def _pack(call: Call, context: Context) -> Packed:
     packed = (PackedTogether if group.threaded else Packed)(
         context, source, call.module, call.identity, places, (_blocks(call, per_sm), source.threads,
         source.shared_bytes), per_sm, (call.counters, scratch), data, tuple(call.scalars),
+        _poison(call, context, scratch),
     )  # fmt: skip
     remember(context.cache, call.key(), packed)
     return packed
+
+
+def _poison(call: Call, context: Context, scratch: int) -> list[tuple[int, int]]:
+    """``PK_SANITIZE``: the memory (address, bytes) whose contents mean nothing when the launch begins.
+
+    1: its scratch.  2: also outputs that it never reads, if they lie in one piece; a kernel that is to write a part of
+    one, and keep the rest, must not run at this level.
+    """
+    source, found = call.source, []
+    if source.sanitize and scratch and context.scratch is not None:
+        found.append((context.scratch.base, scratch))
+    if source.sanitize >= 2:
+        for name in source.only_written:
+            tensor = call.tensors.get(name)
+            if tensor is not None and tensor.numel() and tensor.dtype.is_floating_point and _in_one_piece(tensor):
+                found.append((tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+    return found
+
+
+def _in_one_piece(tensor: torch.Tensor) -> bool:
+    step = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return True
 
 
 def remember(cache: dict[tuple[Any, ...], Packed], key: tuple[Any, ...], packed: Packed) -> None:

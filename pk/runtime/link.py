@@ -14,9 +14,11 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from pk.errors import PeerFailed, PeerLate, PkError, RanksDisagree
+from pk.runtime import alive
 from pk.runtime.rendezvous import Work, differing, ranks
 
 LEFT = "pk/left"  # of a process that has ended: in the store of each of its process groups, whatever the incarnation
+_LOOK_S = 0.1
 _CHUNK = 4 << 20  # torch's TCPStore takes at most 8 MiB
 
 
@@ -30,6 +32,10 @@ class Link:
         self._prefix = f"pk/{self.incarnation}"
         self._count = 0
         self._old: list[list[str]] = []
+        self._next_look = 0.0  # when to look again whether a rank that is waited for still lives
+        mine = alive.myself()
+        self._processes: dict[int, alive.Process | None] = {}
+        store.set(f"{self._prefix}/process/{rank}", mine.encode() if mine is not None else b"")
 
     def exchange(self, key: str, payload: bytes, timeout: float) -> list[bytes]:
         """Every rank's ``payload``, in rank order.
@@ -102,6 +108,28 @@ class Link:
                 return rank, bytes(self.store.get(f"{name}/{rank}")).decode()
         return None
 
+    def ended(self, rank: int) -> str:
+        """What became of rank ``rank``, if its process has ended, whatever way; "" if it lives, or nobody can know.
+
+        Looks at the process itself, and at the store only once for each rank.
+        """
+        if rank == self.rank:
+            return ""
+        if rank not in self._processes:
+            name = f"{self._prefix}/process/{rank}"
+            if not self.store.check([name]):
+                return ""
+            self._processes[rank] = alive.decode(bytes(self.store.get(name)))
+        process = self._processes[rank]
+        if process is None or not alive.ended(process):
+            return ""
+        return f"has died: its process (pid {process.pid}) was killed, or ended without a word"
+
+    def learn(self) -> None:
+        """Find out which processes the ranks are, while the store is sure to be there."""
+        for rank in range(self.world):
+            self.ended(rank)
+
     def note(self, name: str, payload: bytes) -> None:
         """Leave ``payload`` where every rank can :meth:`peek` at it."""
         self.store.set(f"{self._prefix}/note/{name}", payload)
@@ -147,7 +175,7 @@ class Link:
         try:
             if self.store.check([name]):
                 return True
-            gone = self.gone(rank)
+            gone = self.gone(rank) or self._died(rank)
             return True if gone is not None and self.store.check([name]) else gone  # it may have come before it left
         except RuntimeError as error:  # torch's DistNetworkError and DistStoreError among them
             raise PeerFailed(
@@ -155,6 +183,20 @@ class Link:
                 f"{str(error).splitlines()[0]}\n"
                 "  The process that keeps the store, which is rank 0's or the launcher's, has probably ended."
             ) from error
+
+    def _died(self, rank: int) -> tuple[int, str] | None:
+        """Whether rank ``rank``, which is waited for, ended without a word; then all others are told."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return None
+        self._next_look = now + _LOOK_S
+        why = self.ended(rank)
+        if not why:
+            return None
+        self.store.set(f"{LEFT}/{rank}", why.encode())
+        if not self.store.check([LEFT]):  # the first to leave is why others do
+            self.store.set(LEFT, str(rank).encode())
+        return rank, why
 
     def _forget(self, names: list[str]) -> None:
         # A rank that finishes exchange n has seen every rank's post of n, so all of them have finished n - 1.

@@ -1,4 +1,4 @@
-"""The optional native module ``pk._C``, and why it is missing where it is.  Nothing else imports it.
+"""The optional native module ``pk._C``, and why it is missing where it is.  Else only ``pk.sim.explore`` imports it.
 
 Each native service has a Python twin with the same interface, and nothing that decides a result depends on ``pk._C``:
 a pk that was installed without a compiler does the same work, only the watchdog then needs the GIL.

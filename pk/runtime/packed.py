@@ -18,6 +18,7 @@ from pk.runtime.native import native
 if TYPE_CHECKING:
     from pk.artifact import Source
     from pk.runtime.context import Context
+    from pk.runtime.device import Driver
 
 _FORMATS = {"int": "<i", "float": "<f"}
 _NATIVE_SCALARS = 32  # max_scalars of csrc/submit.cpp
@@ -41,6 +42,7 @@ class Packed:
     def __init__(
         self, context: Context, source: Source, module: Any, identity: str, places: Places,
         shape: tuple[int, int, int], blocks_per_sm: int, room: tuple[int, int], data: bytes, scalars: Sequence[str],
+        poison: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         driver, self._device = context.group.driver, context.group.gpu
         self.context, self.generation = context, context.generation
@@ -56,7 +58,8 @@ class Packed:
         self._scalars = tuple((struct.Struct(_FORMATS[k]).pack_into, offset, index) for k, offset, index in found)
         self._stream = driver.stream
         address = ctypes.addressof(self._buffer)
-        self._enqueue = driver.bind(self._device, module.function, shape, address, source.cluster)
+        bare = driver.bind(self._device, module.function, shape, address, source.cluster)
+        self._enqueue = poisoning(driver, self._device, poison, bare) if poison else bare
         self.submit = self._submitter(address, found)
 
     def fill(self, values: Sequence[int | float]) -> bool:
@@ -105,6 +108,22 @@ class Packed:
         if stream != self.context.ordered:
             self.context.follow(stream)
         self._enqueue(stream)
+
+
+def poisoning(
+    driver: Driver, device: int, pieces: Sequence[tuple[int, int]], launch: Callable[[int], None]
+) -> Callable[[int], None]:
+    """``launch``, before which the stream fills ``pieces`` of memory (address, bytes) with NaN.
+
+    The memory must be nobody's from the end of the launch before: scratch of kernels that exchange exit words.
+    """
+
+    def enqueue(stream: int) -> None:
+        for address, nbytes in pieces:
+            driver.poison(device, stream, address, nbytes)
+        launch(stream)
+
+    return enqueue
 
 
 class Prepared:

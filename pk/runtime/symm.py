@@ -16,6 +16,7 @@ import bisect
 import math
 import pickle
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 _ALIGNMENT = 512
+
+# Called with every simulated tensor that `empty` makes: a check marks it as memory that nobody has written.
+fillers: list[Callable[[torch.Tensor], None]] = []
 
 
 @dataclass(slots=True)
@@ -174,7 +178,10 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group) -> torch.Ten
         )
     where = heap(group)
     segment = where.allocate(nbytes, f"pk.empty({tuple(shape)}, {dtype})")
-    return where.tensor(segment, max(nbytes, 16))[:nbytes].view(dtype).view(shape)
+    made = where.tensor(segment, max(nbytes, 16))[:nbytes].view(dtype).view(shape)
+    for fill in fillers if group.backend == "sim" else ():
+        fill(made)
+    return made
 
 
 def symmetric(tensor: torch.Tensor, group: Group) -> torch.Tensor:

@@ -31,7 +31,7 @@ def finder(names: Sequence[str], scalars: Mapping[str, Any], twin: Repeat) -> Re
     import torch
 
     make = getattr(native(), "finder", None)
-    table, variables = env.raw(env.TIMEOUT_S, env.ENTRY_TIMEOUT_S)
+    table, variables = env.raw(env.TIMEOUT_S, env.ENTRY_TIMEOUT_S, env.SANITIZE)
     if make is None or table is None:
         return twin
     types = (torch.Tensor, torch.nn.Parameter)  # exactly these: a subclass may mean something else by its methods

@@ -102,9 +102,16 @@ def look(context: Context, said: Said) -> None:
 
 
 def look_at_peers(context: Context, said: Said) -> None:
-    """Learn of a hang on another process; stop kernels that wait for a launch which a peer refused to make."""
+    """Learn of a hang on another process; stop kernels that wait for a peer which refused to launch, or is no more."""
     incarnation = context.incarnation
     if said.get(context) == incarnation:
+        return
+    gone = context.departed()  # first: the store that the rest asks may have been kept by the process that is gone
+    if gone is not None:
+        context.gone = gone
+        context.abort(gone[0])
+        print(f"pk: rank {gone[0]} {gone[1]}, and a kernel waits for it; see HangError", file=sys.stderr, flush=True)
+        _report_once(context, said, incarnation)
         return
     refusal = context.refusal()
     if refusal is not None:

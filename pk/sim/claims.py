@@ -43,7 +43,7 @@ def next_task(role: Role, site: Site) -> Generator[Wait, None, int]:
         yield claims.published, 0, site  # anybody may come first
         claims.numbers.append(claims.work.next)
         claims.work.next += 1
-        claims.published.add(1)
+        role.launch.add(claims.published, 1, role)
     else:
         yield claims.published, at + 1, site
     return claims.numbers[at]

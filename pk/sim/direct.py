@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pk.sim.machine import Arrival, Operation, Role, Site, Window
 from pk.sim.values import Array
 
@@ -14,12 +16,13 @@ class DirectStore(Operation):
     """
 
     __slots__ = ("landed", "releases", "shape", "site", "values", "window")
+    bulk: ClassVar[bool] = False
 
     def __init__(self, role: Role, site: Site, window: Window, values: Array, shape: tuple[int, ...]) -> None:
-        super().__init__(role, "land")
         self.site, self.window, self.values, self.shape = site, window, values, shape
         self.releases: list[Arrival] = []
         self.landed = False
+        super().__init__(role, "land")
 
     def step(self) -> None:
         """Write to memory; signals that waited only for this may leave."""
@@ -32,7 +35,7 @@ class DirectStore(Operation):
         launch.memory.access(
             role.who, self.ident, "write", target, self.site.span, window.coord, self.shape, self.values
         )
-        launch.in_flight -= 1
+        launch.done(self)
         del role.open_stores[self.ident]
         for arrival in self.releases:
             arrival.after -= 1

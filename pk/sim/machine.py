@@ -7,155 +7,43 @@ in the schedule's pool by itself until it is picked.  Whatever is picked runs wi
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pk import errors
-from pk.ir import nodes as ir
-from pk.ir.types import DType, Tile, Type
+from pk.ir.types import DType
 from pk.sim.memory import Buffer, Kind, Memory, Who
+from pk.sim.parts import (
+    Counter,
+    CounterRef,
+    Program,
+    Ring,
+    SharedTile,
+    Site,
+    Stage,
+    Wait,
+    Window,
+    private_tile,
+)
 from pk.sim.schedule import Schedule
-from pk.sim.values import POISON, Array, poisoned
+from pk.sim.values import Array, poisoned
 
 if TYPE_CHECKING:
+    from pk.sim.checker import Checker
     from pk.sim.claims import Claims
+    from pk.sim.residency import Room
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Site:
-    """A statement or op of the kernel, as the running program refers to it."""
-
-    op: str
-    what: str  # the signals array or pipeline that it waits for
-    span: ir.Span
-    type: Type | None = None
-    attrs: tuple[tuple[str, Any], ...] = ()
-
-    def attr(self, name: str) -> Any:
-        """A compile-time attribute of the op."""
-        return dict(self.attrs)[name]
-
-    @property
-    def tile(self) -> Tile:
-        """The type of the op's result."""
-        assert isinstance(self.type, Tile)
-        return self.type
-
-
-class Counter:
-    """A number that grows, and the roles that wait until it is large enough."""
-
-    __slots__ = ("index", "name", "schedule", "value", "waiters")
-
-    def __init__(self, schedule: Schedule, name: str, index: tuple[int, ...] = ()) -> None:
-        self.schedule, self.name, self.index = schedule, name, index
-        self.value = 0
-        self.waiters: list[tuple[int, Role]] = []
-
-    def add(self, value: int) -> None:
-        """Add, and let those go on who have what they need."""
-        self.value += value
-        if self.waiters:
-            still = []
-            for needed, role in self.waiters:
-                if self.value >= needed:
-                    role.blocked = None
-                    self.schedule.add(role)
-                else:
-                    still.append((needed, role))
-            self.waiters = still
-
-
-Wait = tuple[Counter, int, Site]
-Program = Generator[Wait, None, None]
-
-
-# ------------------------------------------------------------------------------------------------ pipelines
-class SharedTile:
-    """A tile of a stage, or its transposed view."""
-
-    __slots__ = ("T", "buffer", "stage")
-
-    def __init__(self, stage: Stage, buffer: Buffer, mirror: SharedTile | None = None) -> None:
-        self.stage, self.buffer = stage, buffer
-        if mirror is None:
-            turned = Buffer(buffer.name, buffer.rank, buffer.block, buffer.array.T, buffer.dtype)
-            mirror = SharedTile(stage, turned, self)
-        self.T = mirror
-
-
-class Stage:
-    """One stage of a pipeline: its tiles, and how often it was published (``full``) and freed (``empty``)."""
-
-    __slots__ = ("_leaving", "_pending", "empty", "full", "tiles")
-
-    def __init__(self, launch: Launch, pipeline: ir.Pipeline, at: int, rank: int, block: int) -> None:
-        self.full = Counter(launch.schedule, pipeline.name, (at,))
-        self.empty = Counter(launch.schedule, pipeline.name, (at,))
-        self.tiles: dict[str, SharedTile] = {}
-        for field, tile in pipeline.tiles:
-            array = poisoned(tile.shape, tile.dtype)
-            name = f"{pipeline.name}[{at}].{field}"
-            self.tiles[field] = SharedTile(self, Buffer(name, rank, block, array, tile.dtype))
-        self._pending = 0
-        self._leaving: Counter | None = None
-
-    def enter_fill(self) -> None:
-        """The filling role has the stage: what the use before left in it counts as unwritten."""
-        for tile in self.tiles.values():
-            tile.buffer.array[...] = POISON[tile.buffer.dtype]
-
-    def leave(self, counter: Counter) -> None:
-        """The role has left: count on ``counter`` when its asynchronous operations on the stage are done."""
-        if self._pending:
-            self._leaving = counter
-        else:
-            counter.add(1)
-
-    def begin(self) -> None:
-        """An asynchronous operation will read or write the stage."""
-        self._pending += 1
-
-    def done(self) -> None:
-        """It has."""
-        self._pending -= 1
-        if not self._pending and self._leaving is not None:
-            counter, self._leaving = self._leaving, None
-            counter.add(1)
-
-
-def private_tile(launch: Launch, declared: ir.SharedTile, rank: int, block: int) -> SharedTile:
-    """A tile of the consumer of one block: in a stage of its own, which nobody fills or drains."""
-    stage = Stage(launch, ir.Pipeline(declared.name, 1, ((declared.name, declared.type),)), 0, rank, block)
-    return stage.tiles[declared.name]
-
-
-class Ring:
-    """A pipeline of one block.  Each role counts its own fills and drains."""
-
-    __slots__ = ("stages",)
-
-    def __init__(self, launch: Launch, pipeline: ir.Pipeline, rank: int, block: int) -> None:
-        self.stages = [Stage(launch, pipeline, i, rank, block) for i in range(pipeline.stages)]
-
-
-# ------------------------------------------------------------------------------------------------- operands
-class Window:
-    """Where an op touches memory: element ``coord`` of ``tensor`` on each of ``ranks``."""
-
-    __slots__ = ("coord", "ranks", "tensor")
-
-    def __init__(self, tensor: str, coord: tuple[int, ...], ranks: tuple[int, ...]) -> None:
-        self.tensor, self.coord, self.ranks = tensor, coord, ranks
-
-
-@dataclass(frozen=True, slots=True)
-class CounterRef:
-    """One counter of a signals array, on whatever rank the op says."""
-
-    signals: str
-    index: tuple[int, ...]
+__all__ = [
+    "Counter",
+    "CounterRef",
+    "Program",
+    "Ring",
+    "SharedTile",
+    "Site",
+    "Stage",
+    "Wait",
+    "Window",
+    "private_tile",
+]
 
 
 # ---------------------------------------------------------------------------------------------------- roles
@@ -174,11 +62,14 @@ class Role:
         "launch",
         "of",
         "open_stores",
+        "passed",
+        "pending",
         "private",
         "program",
         "rank",
         "rings",
         "scalars",
+        "started",
         "taken",
         "task",
         "who",
@@ -200,15 +91,22 @@ class Role:
         self.taken = 0  # how many of them this role has read
         self.task: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
         self.blocked: Wait | None = None
+        self.pending: Wait | None = None  # what it yielded last, for the checker
+        self.passed: Wait | None = None  # and before that: its last wait that is over, for reports
+        self.started = True  # False: its block has no room on the device yet
         self.entered = launch.world == 1
         self.open_stores: dict[int, Releasing] = {}
 
     def step(self) -> None:
         """Run until the next wait."""
         assert self.program is not None
-        wait = next(self.program, None)
+        checker = self.launch.checker
+        if checker is not None and self.pending is not None:
+            checker.wait_done(self, *self.pending)
+        self.passed = self.pending
+        self.pending = wait = next(self.program, None)
         if wait is None:
-            self.launch.running -= 1
+            self.launch.ended(self)
             return
         counter, needed, _ = wait
         if counter.value >= needed:
@@ -261,15 +159,27 @@ class Role:
         self.open_stores[store.ident] = store
         self.launch.issue(store)
 
-    def signal(self, ref: CounterRef, ranks: tuple[int, ...], value: int) -> None:
+    def signal(self, site: Site, ref: CounterRef, ranks: tuple[int, ...], value: int) -> None:
         """Issue signals: they leave when every store issued before them has landed, and arrive in any order."""
+        stores = self.released(site)
         for rank in ranks:
-            arrival = Arrival(self, ref, rank, value, len(self.open_stores))
+            arrival = Arrival(self, site, ref, rank, value, len(stores))
             self.launch.count(arrival, remote=rank != self.rank)
-            for store in self.open_stores.values():
+            for store in stores:
                 store.releases.append(arrival)
-            if not self.open_stores:
+            if not stores:
                 self.launch.schedule.add(arrival)
+
+    def released(self, site: Site) -> list[Releasing]:
+        """The stores that the signal at ``site`` leaves after: all that are open.
+
+        Two attributes, which only mutants have (``ir.mutate``), say otherwise.  ``completion=False``: bulk stores are
+        not waited for.  ``scope="block"``: nothing is released beyond the thread block.
+        """
+        stores = list(self.open_stores.values())
+        if ("scope", "block") in site.attrs:
+            return []
+        return [s for s in stores if not s.bulk] if ("completion", False) in site.attrs else stores
 
 
 # ---------------------------------------------------------------------------------- asynchronous operations
@@ -281,6 +191,8 @@ class Operation:
     def __init__(self, role: Role, kind: str) -> None:
         self.role, self.rank, self.block, self.kind = role, role.rank, role.block, kind
         self.ident = role.launch.new_ident()
+        if role.launch.checker is not None:
+            role.launch.checker.issued(self)
 
     def step(self) -> None:
         """Take effect."""
@@ -293,8 +205,8 @@ class Load(Operation):
     __slots__ = ("site", "tile", "window")
 
     def __init__(self, role: Role, site: Site, tile: SharedTile, window: Window) -> None:
-        super().__init__(role, "load")
         self.site, self.tile, self.window = site, tile, window
+        super().__init__(role, "load")
         tile.stage.begin()
         role.launch.count(self, remote=window.ranks[0] != role.rank)
 
@@ -305,7 +217,7 @@ class Load(Operation):
         target = self.tile.buffer
         values = launch.memory.access(who, self.ident, "read", source, span, self.window.coord, target.array.shape)
         launch.memory.access(who, self.ident, "write", target, span, values=values)
-        launch.in_flight -= 1
+        launch.done(self)
         self.tile.stage.done()
 
 
@@ -314,15 +226,20 @@ class Releasing(Protocol):
 
     releases: list[Arrival]
 
+    @property
+    def bulk(self) -> bool:
+        """Whether TMA makes it."""
+
 
 class Store(Operation):
     """A bulk store or reduce-add.  Its own step is the read of the stage; then it lands on each rank by itself."""
 
     __slots__ = ("_left", "add", "releases", "site", "tile", "window")
+    bulk: ClassVar[bool] = True
 
     def __init__(self, role: Role, site: Site, window: Window, tile: SharedTile, add: bool) -> None:
-        super().__init__(role, "read")
         self.site, self.window, self.tile, self.add = site, window, tile, add
+        super().__init__(role, "read")
         self.releases: list[Arrival] = []
         self._left = len(window.ranks)
         tile.stage.begin()
@@ -341,6 +258,8 @@ class Store(Operation):
         """One rank has it.  When all have, the signals that were waiting for it may leave."""
         self._left -= 1
         if not self._left:
+            if self.role.launch.checker is not None:
+                self.role.launch.checker.done(self)
             del self.role.open_stores[self.ident]
             for arrival in self.releases:
                 arrival.after -= 1
@@ -354,8 +273,8 @@ class Landing(Operation):
     __slots__ = ("data", "store", "target")
 
     def __init__(self, store: Store, target: int, data: Array) -> None:
-        super().__init__(store.role, "land")
         self.store, self.target, self.data = store, target, data
+        super().__init__(store.role, "land")
 
     def step(self) -> None:
         """Write or add to memory."""
@@ -366,24 +285,24 @@ class Landing(Operation):
         launch.memory.access(
             self.role.who, self.ident, kind, target, store.site.span, store.window.coord, shape, self.data
         )
-        launch.in_flight -= 1
+        launch.done(self)
         store.landed()
 
 
 class Arrival(Operation):
     """A signal.  ``after``: stores of its role that must land before it may leave."""
 
-    __slots__ = ("after", "ref", "target", "value")
+    __slots__ = ("after", "ref", "site", "target", "value")
 
-    def __init__(self, role: Role, ref: CounterRef, target: int, value: int, after: int) -> None:
+    def __init__(self, role: Role, site: Site, ref: CounterRef, target: int, value: int, after: int) -> None:
+        self.site, self.ref, self.target, self.value, self.after = site, ref, target, value, after
         super().__init__(role, "signal")
-        self.ref, self.target, self.value, self.after = ref, target, value, after
 
     def step(self) -> None:
         """Add to the counter."""
         launch = self.role.launch
-        launch.in_flight -= 1
-        launch.signal_counter(self.target, self.ref).add(self.value)
+        launch.done(self)
+        launch.add(launch.signal_counter(self.target, self.ref), self.value, self)
 
 
 class Begin:
@@ -400,12 +319,12 @@ class Begin:
         """Begin: release the rank's roles, and tell every rank (oneself too)."""
         launch = self.launch
         if self.target is not None:
-            launch.entries[self.target].add(1)
+            launch.add(launch.entries[self.target], 1, self)
             return
         launch.begun[self.rank] = True
-        for role in launch.roles:
-            if role.rank == self.rank:
-                launch.schedule.add(role)
+        if launch.checker is not None:
+            launch.checker.rank_begin(launch, self.rank)
+        launch.start_roles(self.rank)
         for peer in range(launch.world):
             launch.schedule.add(Begin(launch, self.rank, peer))
 
@@ -424,6 +343,7 @@ class Launch:
         multicast: bool = False,
     ) -> None:
         self.schedule, self.memory, self.multicast = schedule, memory, multicast
+        self.checker: Checker | None = None
         self.world = len(buffers)
         self.scalars, self.signal_shapes = scalars, signal_shapes
         self.dims = [
@@ -433,10 +353,11 @@ class Launch:
         self.begun = [False] * self.world
         self.roles: list[Role] = []
         self.running = 0
+        self.room: Room | None = None  # None: all blocks have room at the same time
         self.turns = 100_000_000  # of a role's loops, before they are taken for endless
         self.waits = self.in_flight = self.max_in_flight = self.messages = 0
         self.operations = {"load": 0, "land": 0, "signal": 0}
-        self._buffers = buffers
+        self.buffers = buffers
         self._counters: list[dict[CounterRef, Counter]] = [{} for _ in range(self.world)]
         self._idents = 0
 
@@ -450,6 +371,23 @@ class Launch:
         self.roles.append(role)
         self.running += 1
 
+    def start_roles(self, rank: int) -> None:
+        """Let the roles of ``rank`` go on, as far as their blocks have room."""
+        if self.room is not None:
+            self.room.begin(rank)
+            return
+        for role in self.roles:
+            if role.rank == rank:
+                self.schedule.add(role)
+
+    def ended(self, role: Role) -> None:
+        """``role`` has run to its end."""
+        self.running -= 1
+        if self.checker is not None:
+            self.checker.role_end(role)
+        if self.room is not None:
+            self.room.ended(role)
+
     def begin(self) -> None:
         """Let every rank begin, some time."""
         for rank in range(self.world):
@@ -458,7 +396,7 @@ class Launch:
     def buffer(self, rank: int, name: str) -> Buffer:
         """Rank ``rank``'s copy of tensor or scratch ``name``."""
         assert self.begun[rank], f"rank {rank} is touched before it has begun"
-        return self._buffers[rank][name]
+        return self.buffers[rank][name]
 
     def signal_counter(self, rank: int, ref: CounterRef) -> Counter:
         """Rank ``rank``'s counter."""
@@ -467,6 +405,22 @@ class Launch:
         if counter is None:
             counter = self._counters[rank][ref] = Counter(self.schedule, ref.signals, ref.index)
         return counter
+
+    def counters(self) -> list[tuple[Counter, int]]:
+        """Every counter of signals that was touched, and its rank."""
+        return [(counter, rank) for rank, mine in enumerate(self._counters) for counter in mine.values()]
+
+    def add(self, counter: Counter, value: int, actor: Role | Operation | Begin | Stage) -> None:
+        """``actor`` adds to a counter."""
+        if self.checker is not None:
+            self.checker.counter_add(counter, value, actor)
+        counter.add(value)
+
+    def done(self, operation: Operation) -> None:
+        """``operation`` is in flight no longer."""
+        self.in_flight -= 1
+        if self.checker is not None:
+            self.checker.done(operation)
 
     def issue(self, operation: Operation) -> None:
         """``operation`` may take effect from now on."""

@@ -21,7 +21,7 @@ import numpy as np
 from pk.ir.types import DType, float32
 from pk.sim import ops_collective, ops_tiles, ops_vectors
 from pk.sim.machine import CounterRef, Load, Program, Role, SharedTile, Site, Window
-from pk.sim.values import Array, decode, encode, rounded, tensor_float32
+from pk.sim.values import Array, decode, encode, greatest, least, rounded, tensor_float32
 
 
 # ---------------------------------------------------------------------------------------------- moving tiles
@@ -91,13 +91,13 @@ def signal(role: Role, site: Site, counter: CounterRef, rank: int, value: int) -
     """Add ``value`` to ``rank``'s counter, some time after every earlier store of this role has landed."""
     if role.peer(site, rank) != role.rank:
         yield from role.enter(site)
-    role.signal(counter, (rank,), value)
+    role.signal(site, counter, (rank,), value)
 
 
 def signal_all(role: Role, site: Site, counter: CounterRef, value: int) -> Program:
     """``signal`` to every rank, this one too; the signals arrive in any order."""
     yield from role.enter(site)
-    role.signal(counter, tuple(range(role.world)), value)
+    role.signal(site, counter, tuple(range(role.world)), value)
 
 
 def wait(role: Role, site: Site, counter: CounterRef, value: int) -> Program:
@@ -139,8 +139,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "/": np.divide,
     "//": np.floor_divide,
     "%": np.remainder,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": least,
+    "max": greatest,
     "<": np.less,
     "<=": np.less_equal,
     ">": np.greater,

@@ -10,9 +10,9 @@ import numpy as np
 
 from pk.sim.direct import put, see
 from pk.sim.machine import Program, Role, Site, Window
-from pk.sim.values import decode, encode
+from pk.sim.values import decode, encode, greatest, least
 
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "min": least, "max": greatest}
 
 
 def reduce(role: Role, site: Site, target: Window, source: Window) -> Program:

@@ -60,8 +60,8 @@ class Gather(Operation):
     __slots__ = ("site", "tile", "windows")
 
     def __init__(self, role: Role, site: Site, tile: SharedTile, windows: list[Window | None]) -> None:
-        super().__init__(role, "load")
         self.site, self.tile, self.windows = site, tile, windows
+        super().__init__(role, "load")
         tile.stage.begin()
         role.launch.count(self, remote=any(w is not None and w.ranks[0] != role.rank for w in windows))
 
@@ -74,7 +74,7 @@ class Gather(Operation):
                 source = launch.buffer(w.ranks[0], w.tensor)
                 row[:] = launch.memory.access(who, self.ident, "read", source, span, w.coord, row.shape)
         launch.memory.access(who, self.ident, "write", target, span, values=values)
-        launch.in_flight -= 1
+        launch.done(self)
         self.tile.stage.done()
 
 
@@ -107,8 +107,8 @@ class RowLanding(Landing):
     __slots__ = ("at",)
 
     def __init__(self, store: Store, at: Window, data: Array) -> None:
-        super().__init__(store, at.ranks[0], data)
         self.at = at
+        super().__init__(store, at.ranks[0], data)
 
     def step(self) -> None:
         """Write to memory."""
@@ -117,7 +117,7 @@ class RowLanding(Landing):
         launch.memory.access(
             self.role.who, self.ident, "write", target, span, self.at.coord, self.data.shape, self.data
         )
-        launch.in_flight -= 1
+        launch.done(self)
         self.store.landed()
 
 
@@ -198,7 +198,7 @@ def signal_each(role: Role, site: Site, counters: Counters, rank: Any, value: An
     if any(to != role.rank for _, to, _ in wanted):
         yield from role.enter(site)
     for ref, to, by in wanted:
-        role.signal(ref, (to,), by)
+        role.signal(site, ref, (to,), by)
 
 
 def wait_each(role: Role, site: Site, counters: Counters, value: Any) -> Program:
@@ -215,24 +215,27 @@ class Settled(Operation):
     __slots__ = ("after", "counter")
 
     def __init__(self, role: Role, counter: Counter, after: int) -> None:
-        super().__init__(role, "signal")
         self.counter, self.after = counter, after
+        super().__init__(role, "signal")
 
     def step(self) -> None:
         """Tell the role."""
-        self.counter.add(1)
+        self.role.launch.add(self.counter, 1, self)
 
 
 def fetch_add(role: Role, site: Site, ref: CounterRef, value: int) -> Generator[Wait, None, int]:
     """Add ``value`` to this rank's counter when every earlier store of this role has landed; the value before."""
-    if role.open_stores:
-        landed: Any = Settled(role, Counter(role.launch.schedule, ref.signals, ref.index), len(role.open_stores))
-        for store in role.open_stores.values():
+    stores = role.released(site)
+    if stores:
+        landed: Any = Settled(role, Counter(role.launch.schedule, ref.signals, ref.index), len(stores))
+        for store in stores:
             store.releases.append(landed)
         yield landed.counter, 1, site
     counter = role.launch.signal_counter(role.rank, ref)
     found = counter.value
-    counter.add(value)
+    if role.launch.checker is not None:
+        role.launch.checker.fetched(role, counter, site)
+    role.launch.add(counter, value, role)
     return found
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pk import errors
-from pk.sim.machine import Role
+from pk.ir import nodes as ir
+from pk.sim.diagnose import diagnose
+from pk.sim.machine import Launch, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,18 @@ class Report:
         )
 
 
-def deadlock(kernel: str, seed: int, steps: int, roles: list[Role]) -> errors.DeadlockError:
-    """The error for a launch in which nothing can happen any more, though not all roles are done."""
-    blocked = tuple(_blocked(role) for role in roles if role.blocked is not None)
-    return errors.DeadlockError(kernel, seed, steps, len(roles), blocked)
+def deadlock(kernel: ir.Kernel, seed: int, steps: int, launch: Launch) -> errors.DeadlockError:
+    """The error for a launch in which nothing can happen any more, though not all roles are done.
+
+    Its causes are also reported to the checker, if there is one.  The launch cannot be used afterwards.
+    """
+    checker = launch.checker
+    blocked = tuple(_blocked(role) for role in launch.roles if role.blocked is not None)
+    causes = tuple(diagnose(launch, kernel, seed))
+    if checker is not None:
+        for finding in causes:
+            checker.report(finding)
+    return errors.DeadlockError(kernel.name, seed, steps, len(launch.roles), blocked, causes)
 
 
 def _blocked(role: Role) -> errors.BlockedRole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from pk.ir.index import evaluate
 from pk.ir.split import roles_of, statements
 from pk.ir.types import Scalar
 from pk.sim import machine, report
+from pk.sim.checker import Checker
 from pk.sim.claims import Claims, Work
-from pk.sim.memory import Buffer, Memory, Observer, SimTensor
+from pk.sim.memory import Access, Buffer, Memory, Observer, SimTensor
 from pk.sim.report import Report
-from pk.sim.schedule import Schedule
+from pk.sim.residency import make_room
+from pk.sim.schedule import make
 from pk.sim.translate import RoleProgram, translate
 from pk.sim.values import STORAGE
 
@@ -42,12 +45,17 @@ def simulate(
     seed: int = 0,
     observer: Observer | None = None,
     multicast: bool = False,
+    checker: Checker | None = None,
+    resident: int | None = None,
+    order: Sequence[int] | None = None,
 ) -> Report:
     """Run one launch of ``kernel`` on ``len(args)`` ranks; tensors are changed in place.
 
     ``args[r]`` holds rank r's tensors and run-time scalars by parameter name.  Every rank has ``sms`` thread blocks
     (default 4).  ``seed`` chooses the schedule; equal seeds give equal schedules.  ``observer`` is called for every
     access to memory and shared tiles.  ``multicast``: sums over ranks are made in the network, in any order.
+    ``checker`` hears of all that happens, and keeps what it finds.  ``resident``: how many blocks of a rank fit on its
+    device at once (default: all); the others start, in the ``order`` given, when one ends.
 
     Raises :class:`pk.errors.ArgumentError` for arguments that do not fit the kernel, :class:`pk.errors.RanksDisagree`
     for shapes that must be equal on all ranks and are not, :class:`pk.errors.DeadlockError` when roles wait for what
@@ -71,14 +79,19 @@ def simulate(
         for rank, mine in enumerate(args)
     ]
     scalars: list[dict[str, Any]] = [{p.name: mine[p.name] for p in kernel.scalars} for mine in args]
-    schedule = Schedule(seed, world, sms)
+    schedule = make(seed, world, sms)
     launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes, multicast)
     launch.turns = env.SIM_STEPS.get()
     programs = _populate(kernel, launch, _blocks(kernel, sms, values[0]))
+    launch.room = make_room(launch, resident, order, sms)
+    if checker is not None:
+        _listen(checker, kernel, launch, seed)
     with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # NaN is data here
         _run(launch, programs)
+    if checker is not None:
+        checker.launch_end(launch)
     if launch.running:
-        raise report.deadlock(kernel.name, seed, schedule.steps, launch.roles)
+        raise report.deadlock(kernel, seed, schedule.steps, launch)
     done = launch.operations
     return Report(
         kernel.name,
@@ -94,6 +107,20 @@ def simulate(
         launch.messages,
         launch.max_in_flight,
     )
+
+
+def _listen(checker: Checker, kernel: ir.Kernel, launch: machine.Launch, seed: int) -> None:
+    """From now on ``checker`` hears of the launch, beside an observer that may be there."""
+    launch.checker, checker.seed = checker, seed
+    observer = launch.memory.observer
+
+    def both(access: Access) -> None:
+        assert observer is not None
+        observer(access)
+        checker.access(access)
+
+    launch.memory.observer = checker.access if observer is None else both
+    checker.launch_begin(launch, kernel)
 
 
 def _run(launch: machine.Launch, programs: list[RoleProgram]) -> None:

@@ -21,7 +21,7 @@ from pk.ir.layout import Layout, Layouts, role_warps
 from pk.ir.order import coordinate
 from pk.ir.split import slice_role
 from pk.ir.types import Scalar, Tile
-from pk.sim import ops, ops_vectors
+from pk.sim import bounds, ops, ops_vectors
 from pk.sim.claims import next_task
 from pk.sim.loops import turns
 from pk.sim.machine import Program, Role, Site
@@ -76,6 +76,7 @@ class _Writer:
             "next_task": next_task,
             "turns": turns,
             "prod": math.prod,
+            "check_bounds": bounds.check,
             "inf": math.inf,
             "nan": math.nan,
             **{f"op_{name}": meaning for name, meaning in ops.MEANING.items()},
@@ -160,6 +161,12 @@ class _Writer:
             self.stage(s)
         elif isinstance(s, ir.Do):
             self.do(s)
+        elif isinstance(s, ir.Bounds):
+            site = self.site("bounds", "", s.span)
+            self.names[f"of_{site}"] = s
+            guard = self.expression(s.guard) if s.guard is not None else "True"
+            with self.indented(f"if {guard}:"):
+                self.line(f"check_bounds(role, {site}, of_{site}, {self.expression(s.index)})")
         else:
             site = self.site("assert", "", s.span)
             with self.indented(f"if not {self.expression(s.cond)}:"):
@@ -208,7 +215,7 @@ class _Writer:
         cursor, counter, leave = (
             (f"fills_{p}", "empty", "full") if s.mode == "fill" else (f"drains_{p}", "full", "empty")
         )
-        use = f"{cursor} // len(ring_{p})" + ("" if s.mode == "fill" else " + 1")
+        use = f"{cursor} // len(ring_{p})" + ("" if s.mode == "fill" else " + 1") + f" - {s.early}" * (s.early > 0)
         self.line(f"held_{p} = ring_{p}[{cursor} % len(ring_{p})]")
         self.line(f"yield held_{p}.{counter}, {use}, {site}")
         self.line(f"{cursor} += 1")
@@ -216,7 +223,7 @@ class _Writer:
             self.line(f"held_{p}.enter_fill()")
         self.block(s.body)
         self._span = s.span
-        self.line(f"held_{p}.leave(held_{p}.{leave})")
+        self.line(f"held_{p}.leave(role, held_{p}.{leave})")
 
     def do(self, s: ir.Do) -> None:
         row = table.TABLE[s.op]

@@ -33,7 +33,7 @@ POISON: dict[ir.DType, Any] = {
     ir.float16: 0xFFFF,
     ir.float8_e4m3: 0xFF,
     ir.float8_e5m2: 0xFF,
-    ir.float32: np.float32(np.nan),
+    ir.float32: np.uint32(0xFFFFFFFF).view(np.float32),  # a NaN that no arithmetic makes
     ir.int32: -0x21524111,
     ir.boolean: True,
 }
@@ -130,3 +130,21 @@ def _encode_float8(x: Array, dtype: ir.DType) -> Array:
     code += tie & (code & 1 == 1)
     out = np.where(np.isnan(x), np.uint8(0x7F), code.astype(np.uint8))
     return out | (np.signbit(x).astype(np.uint8) << np.uint8(7))
+
+
+def least(x: Any, y: Any) -> Array:
+    """The smaller of two, element by element; NaN if either is, and -0 is less than +0, as PTX ``min`` has it."""
+    return _zeros(np.minimum(x, y), x, y, np.logical_or)
+
+
+def greatest(x: Any, y: Any) -> Array:
+    """The larger of two, element by element; NaN if either is, and +0 is more than -0 (PTX ``max``)."""
+    return _zeros(np.maximum(x, y), x, y, np.logical_and)
+
+
+def _zeros(found: Array, x: Any, y: Any, negative: Any) -> Array:
+    zero = (found == 0) & (np.asarray(x) == y)
+    if found.dtype.kind != "f" or not zero.any():
+        return found
+    signed = np.where(negative(np.signbit(x), np.signbit(y)), found.dtype.type(-0.0), found.dtype.type(0.0))
+    return np.where(zero, signed, found)

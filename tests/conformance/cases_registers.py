@@ -79,12 +79,19 @@ def conversions() -> list[Case]:
 SCALE, SHIFT = 0.3712, -3
 
 
+def _zeros(least: Array, a: Array, b: Array) -> Array:
+    """Of two zeros, one of them negative, the negative one is the least; NumPy returns either."""
+    mixed = (a == 0) & (b == 0) & (np.signbit(a) | np.signbit(b))
+    return np.where(mixed, np.float32(-0.0), least)
+
+
 def _arithmetic(x: Array, y: Array) -> Array:
     """What ``k.arithmetic`` stores: every operation rounded to float32, in the order written."""
     a, b, f = x.astype(np.float32), y.astype(np.float32), np.float32
     with np.errstate(all="ignore"):
         return np.stack([
-            a + b, a - b, a * b, a / b, np.minimum(a, b), np.maximum(a, b), -a, np.abs(a),
+            a + b, a - b, a * b, a / b,
+            _zeros(np.minimum(a, b), a, b), -_zeros(np.minimum(-a, -b), -a, -b), -a, np.abs(a),
             a + f(2.5), f(1) - a, a * f(SCALE), f(3) / b, np.minimum(a, f(SCALE)), np.maximum(a, f(0.25)),
             f(0.5) * a, f(0) - b, a + f(SHIFT), (a + b) * a - b, a * b + b, a / (np.abs(b) + f(1)) - f(SCALE) * a,
         ])  # fmt: skip

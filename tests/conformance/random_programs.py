@@ -10,7 +10,9 @@ Every number is defined bit for bit: sums whose order is open (adds into an owne
 from __future__ import annotations
 
 import functools
+import getpass
 import importlib.util
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -457,13 +459,18 @@ def program(key: str) -> object:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="pk-random-programs-")
+def _folder() -> Path:
+    """The same for every process: emitted text names its file, and would be compiled again under another name."""
+    folder = Path(tempfile.gettempdir()) / f"pk-random-programs-{getpass.getuser()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def _load(source: str, seed: int) -> Any:
-    path = Path(_folder().name) / f"program_{seed}.py"
-    path.write_text(source, encoding="utf-8")
+    path = _folder() / f"program_{seed}.py"
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(source, encoding="utf-8")
+    whole.replace(path)  # other processes write the same
     spec = importlib.util.spec_from_file_location(f"pk_random_program_{seed}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -92,6 +92,10 @@ class FakeDriver:
     def zero(self, device: int, address: int, nbytes: int) -> None:
         ctypes.memset(address, 0, nbytes)
 
+    def poison(self, device: int, stream: int, address: int, nbytes: int) -> None:
+        ctypes.memset(address, 0xFF, nbytes)
+        self.machine.log.append(("poison", address, nbytes))
+
     def read(self, device: int, address: int, nbytes: int) -> bytes:
         return ctypes.string_at(address, nbytes)
 
@@ -229,5 +233,9 @@ def source(*, comm_sms: int = 0) -> Source:
         sites=(
             Site("storer", "wait", "begun", "/home/me/kernels.py", 41, "            pk.wait(begun, (owner, m, n), 1)"),
             Site("loader", "fill", "inputs", "/home/me/kernels.py", 20, "        with inputs.fill() as s:"),
+        ),
+        signallers=(
+            Site("storer", "signal_all", "begun", "/home/me/kernels.py", 50, "    pk.signal_all(begun, (me, m, n))"),
+            Site("storer", "signal", "done", "/home/me/kernels.py", 51, "            pk.signal(done, m, owner)"),
         ),
     )  # fmt: skip

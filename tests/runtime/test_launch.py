@@ -398,6 +398,8 @@ TEXT = """kernel `gather`: rank 1 waited 30.0 s for begun[0, 2, 3], which is 0 a
   rank 1, block 17, storer, tile (0, 2, 3)
   File "/home/me/kernels.py", line 41
     pk.wait(begun, (owner, m, n), 1)
+  1 more is due.  What signals `begun`:
+    storer, kernels.py:50: pk.signal_all(begun, (me, m, n))
   Blocked at that time:
     rank 0 loader, block 3, tile (0, 2, 3): waiting for inputs (kernels.py:20)
   Limits: PK_TIMEOUT_S=30, PK_ENTRY_TIMEOUT_S=600 (a late rank).  Outputs of this launch are NaN.

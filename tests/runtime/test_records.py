@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from pk.artifact import Site
 from pk.errors import ArgumentError, HangError
 from pk.runtime import launch as launching
 from pk.runtime import records, symm
@@ -106,7 +107,7 @@ def test_disagreement_shows_both_launches() -> None:
 
 def test_many_blocked_roles_are_counted() -> None:
     lines = text(record(0), *(record(1, records.TOLD, block=b) for b in range(12))).splitlines()
-    assert lines[5] == "    rank 1 storer, block 0, tile (0, 2, 3): begun[0, 2, 3] is 0, needs 1 (kernels.py:41)"
+    assert lines[8] == "    rank 1 storer, block 0, tile (0, 2, 3): begun[0, 2, 3] is 0, needs 1 (kernels.py:41)"
     assert "    and 4 more" in lines
 
 
@@ -120,6 +121,41 @@ def test_unknown_kernels_and_no_records() -> None:
     assert explain([], ("rank 1 did not answer within 2 s",), LIMITS) == (
         "a peer gave up, and left no record.\n  rank 1 did not answer within 2 s\n" + TAIL
     )
+
+
+def test_who_should_have_signalled_and_is_blocked_itself() -> None:
+    stuck = [record(r, records.TOLD, block=b) for r in (3, 1) for b in (0, 1)]
+    assert text(record(0, needed=3, seen=1), *stuck).splitlines()[4:9] == [
+        "  2 more are due.  What signals `begun`:",
+        "    storer, kernels.py:50: pk.signal_all(begun, (me, m, n))",
+        "      blocked itself, see below, on ranks 1, 3",
+        "  Blocked at that time:",
+        "    rank 1 storer, block 0, tile (0, 2, 3): begun[0, 2, 3] is 0, needs 1 (kernels.py:41)",
+    ]
+    other = record(2, records.TOLD, 1)  # a loader: another role than the one that signals
+    assert not any("blocked itself" in line for line in text(record(0), other).splitlines())
+
+
+def test_a_counter_that_nothing_signals() -> None:
+    alone = Launched(dataclasses.replace(source(), signallers=()), {"begun": (2, 3, 5)}, "")
+    found = describe(read(page(record(0)))[0], [alone])
+    assert explain([found], (), LIMITS).splitlines()[4] == "  No statement of the kernel signals `begun`."
+
+
+def test_an_index_outside_its_bound() -> None:
+    """PK_SANITIZE: index, bound and place; it is the cause, whatever else ran out of time."""
+    line = "    pk.wait(begun, (owner, m, n), 1)"
+    site = Site("storer", "bounds", "index 1 of `begun`", "/home/me/kernels.py", 41, line)
+    made = Launched(dataclasses.replace(source(), sites=(*source().sites, site)), {"begun": (2, 3, 5)}, "")
+    outside = record(1, records.BOUNDS, 2, flat=7, seen=7, needed=3, seconds=0)
+    found = [describe(read(page(r))[0], [made]) for r in (record(0), outside)]
+    assert explain(found, (), LIMITS).splitlines()[:5] == [
+        "kernel `gather`: rank 1: index 1 of `begun` is 7, which is none of 0 to 2.",
+        "  rank 1, block 17, storer, tile (0, 2, 3)",
+        '  File "/home/me/kernels.py", line 41',
+        "    pk.wait(begun, (owner, m, n), 1)",
+        "  Blocked at that time:",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- between processes

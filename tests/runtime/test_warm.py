@@ -143,6 +143,20 @@ def test_time_limits_are_those_of_the_call(solo: Group, packs: list[str], monkey
     assert struct.pack("<QQ", 2_500_000_000, 7_000_000_000) in driver(solo).launches[-1][3]
 
 
+def test_the_sanitizer_may_be_switched_between_two_calls(
+    solo: Group, packs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = pair()
+    for level in ("0", "1", "0", "1"):
+        monkeypatch.setenv("PK_SANITIZE", level)
+        scaled_copy(x, y, group=solo)
+    assert len(packs) == 2
+    sizes = [len(data) for _, _, _, data in driver(solo).launches]
+    assert sizes[0] == sizes[2] and sizes[1] == sizes[3]
+    poisons = [e for e in driver(solo).machine.log if e[0] == "poison"]
+    assert len(poisons) == 2  # the scratch of the second and the fourth
+
+
 def _hang(group: Group) -> None:
     assert group.context is not None
     record = struct.pack("<7I2i5I4i2Q40x", 1, records.COUNTER, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 5, 9)

@@ -196,7 +196,10 @@ def test_a_missing_signal_is_a_deadlock_that_says_who_waits_for_what() -> None:
         "      rank 0, block 0, storer at task turn=1, m=0, n=0: wait of begun[1, 0, 0] needs 1, sees 0",
         "      rank 1, block 0, storer at task turn=1, m=0, n=0: wait of begun[0, 0, 0] needs 1, sees 0",
     ]
-    assert lines[6:] == ["  Find who should signal `begun` and why it does not, or wait for less."]
+    assert lines[6:] == [
+        "  nobody signals begun[1, 0, 0] of rank 0: the kernel has no signal to `begun`",
+        "  Find who should signal `begun` and why it does not, or wait for less.",
+    ]
     assert {(b.rank, b.role, b.index, b.seen, b.needed) for b in error.blocked} == {
         (0, "storer", (1, 0, 0), 0, 1),
         (1, "storer", (0, 0, 0), 0, 1),

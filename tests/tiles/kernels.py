@@ -102,4 +102,4 @@ def scalars(x: pk.Global, table: pk.Global, y: pk.Parallel, n: int):
             pk.signal_all(done, ())
         with pk.storer():
             pk.wait(done, (), pk.world_size() * (m + 1))
-            pk.store(y, pk.load(y[me], (0, 0)), (at * 16 + 15, 1))
+            pk.store(y, pk.load(y[me], (0, 0)), (at * 16 + 15, 1 + me))

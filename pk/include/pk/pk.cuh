@@ -10,6 +10,7 @@
 #include "pk/comm/launch.cuh"
 #include "pk/comm/pipeline.cuh"
 #include "pk/comm/role.cuh"
+#include "pk/comm/sanitize.cuh"
 #include "pk/comm/tasks.cuh"
 #include "pk/comm/turns.cuh"
 #include "pk/comm/signal.cuh"

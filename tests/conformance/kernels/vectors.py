@@ -105,7 +105,7 @@ def listen(
         i = pk.where(i < n, i, -1)
         if WHERE == "shared":
             pk.wait(arrived, i, pk.full((R,), 1, pk.int32))
-            found = pk.load(told[me], pk.max(i, 0))
+            found = pk.load(told[me], i)  # what was waited for, and no other element
         with pk.loader():
             if WHERE == "loader":
                 pk.wait(arrived, i, 1)

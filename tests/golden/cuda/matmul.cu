@@ -3,7 +3,7 @@
 //   a: Global   2-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=4 PINGPONG=False CLUSTER=1
+//   BM=128 BN=256 BK=64 P=64 STAGES=4 OUTS=2 WARPGROUPS=2 PINGPONG=False CLUSTER=1 BY_COLS=False GROUP=0 SPLIT=1 A_T=False B_T=False C_T=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 4 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
@@ -88,22 +88,40 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     cursor<4> inputs_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
-    const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
+    // M, N, K = c.cols if C_T else c.rows, c.rows if C_T else c.cols, a.rows if A_T else a.cols
+    const int M = p.c_rows;
+    const int N = p.c_cols;
+    const int K = p.a_cols;
+    // rows, cols, steps = pk.cdiv(M, BM), pk.cdiv(N, BN), pk.cdiv(K, BK)
+    const int rows = ceil_div(M, 128);
+    const int cols = ceil_div(N, 256);
+    const int steps = ceil_div(K, 64);
+    // outer, inner = (cols, rows) if BY_COLS else (rows, cols)
+    const int outer = rows;
+    const int inner = cols;
+    // for part, x, y in pk.tasks(SPLIT, outer, inner, group=GROUP or 8 * CLUSTER, cluster=CLUSTER):
+    const int tasks = 1 * outer * inner;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<8>(task, ceil_div(p.c_rows, 128), ceil_div(p.c_cols, 256));
-        const int m = at[0];
-        const int n = at[1];
-        role.visit(m, n);
-        // for k in pk.range(pk.cdiv(a.cols, BK)):
-        for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
+        const auto at = coordinate<8>(task, 1, outer, inner);
+        const int part = at[0];
+        const int x = at[1];
+        const int y = at[2];
+        role.visit(part, x, y);
+        // m, n = (y, x) if BY_COLS else (x, y)
+        const int m = x;
+        const int n = y;
+        // first, stop = part * steps // SPLIT, (part + 1) * steps // SPLIT
+        const int first = part * steps;
+        const int stop = (part + 1) * steps;
+        // for k in pk.range(first, stop):
+        for (int k = first; k < stop; ++k) {
             // with inputs.fill() as s:
             shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
             auto& s = shared.inputs[inputs_at.stage];
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-            // pk.load_async(s.a, a, (*row, k))
+            // pk.load_async(s.a, a, (k, m) if A_T else (m, k))
             if (role.issues()) load_async(s.a, p.a_map, full, m * 128, k * 64);
-            // pk.load_async(s.b, b, (*lead, k, n))
+            // pk.load_async(s.b, b, (n, k) if B_T else (k, n))
             if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
             shared.inputs_ring.publish_loads(inputs_at);
         }
@@ -118,48 +136,72 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
-    const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
+    // M, N, K = c.cols if C_T else c.rows, c.rows if C_T else c.cols, a.rows if A_T else a.cols
+    const int M = p.c_rows;
+    const int N = p.c_cols;
+    const int K = p.a_cols;
+    // rows, cols, steps = pk.cdiv(M, BM), pk.cdiv(N, BN), pk.cdiv(K, BK)
+    const int rows = ceil_div(M, 128);
+    const int cols = ceil_div(N, 256);
+    const int steps = ceil_div(K, 64);
+    // outer, inner = (cols, rows) if BY_COLS else (rows, cols)
+    const int outer = rows;
+    const int inner = cols;
+    // for part, x, y in pk.tasks(SPLIT, outer, inner, group=GROUP or 8 * CLUSTER, cluster=CLUSTER):
+    const int tasks = 1 * outer * inner;
     for (; task < tasks; task += gridDim.x) {
+        const auto at = coordinate<8>(task, 1, outer, inner);
+        const int part = at[0];
+        // first, stop = part * steps // SPLIT, (part + 1) * steps // SPLIT
+        const int first = part * steps;
+        const int stop = (part + 1) * steps;
         // acc = pk.zeros((BM, BN), pk.float32)
         accumulator<64, 256> acc;
         fill(acc, 0.0f);
-        // for k in pk.range(pk.cdiv(a.cols, BK)):
-        for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
+        // for k in pk.range(first, stop):
+        for (int k = first; k < stop; ++k) {
             // with inputs.drain() as s:
             shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
             auto& s = shared.inputs[inputs_at.stage];
-            // pk.mma(acc, s.a, s.b)
+            // pk.mma(acc, s.a.T if A_T else s.a, s.b.T if B_T else s.b)
             mma(acc, s.a, s.b, role.warpgroup());
             shared.inputs_ring.release_after_mma(inputs_at);
         }
         shared.inputs_ring.finish_mma(inputs_at, acc);
+        // r = acc[:, start:stop]
+        register_tile<float, 64, 64> r = columns<0, 64>(acc);
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, acc[:, j * P : (j + 1) * P])
-            store(s.c, columns<0, 64>(acc), role.warpgroup());
+            // pk.store(s.c.T if C_T else s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
+        // r = acc[:, start:stop]
+        r = columns<64, 128>(acc);
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, acc[:, j * P : (j + 1) * P])
-            store(s.c, columns<64, 128>(acc), role.warpgroup());
+            // pk.store(s.c.T if C_T else s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
+        // r = acc[:, start:stop]
+        r = columns<128, 192>(acc);
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, acc[:, j * P : (j + 1) * P])
-            store(s.c, columns<128, 192>(acc), role.warpgroup());
+            // pk.store(s.c.T if C_T else s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
+        // r = acc[:, start:stop]
+        r = columns<192, 256>(acc);
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, acc[:, j * P : (j + 1) * P])
-            store(s.c, columns<192, 256>(acc), role.warpgroup());
+            // pk.store(s.c.T if C_T else s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
     }
@@ -172,38 +214,49 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    // for m, n in pk.tasks(pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN), group=8 * CLUSTER, cluster=CLUSTER):
-    const int tasks = ceil_div(p.c_rows, 128) * ceil_div(p.c_cols, 256);
+    // M, N, K = c.cols if C_T else c.rows, c.rows if C_T else c.cols, a.rows if A_T else a.cols
+    const int M = p.c_rows;
+    const int N = p.c_cols;
+    // rows, cols, steps = pk.cdiv(M, BM), pk.cdiv(N, BN), pk.cdiv(K, BK)
+    const int rows = ceil_div(M, 128);
+    const int cols = ceil_div(N, 256);
+    // outer, inner = (cols, rows) if BY_COLS else (rows, cols)
+    const int outer = rows;
+    const int inner = cols;
+    // for part, x, y in pk.tasks(SPLIT, outer, inner, group=GROUP or 8 * CLUSTER, cluster=CLUSTER):
+    const int tasks = 1 * outer * inner;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<8>(task, ceil_div(p.c_rows, 128), ceil_div(p.c_cols, 256));
-        const int m = at[0];
-        const int n = at[1];
-        role.visit(m, n);
+        const auto at = coordinate<8>(task, 1, outer, inner);
+        const int x = at[1];
+        const int y = at[2];
+        // m, n = (y, x) if BY_COLS else (x, y)
+        const int m = x;
+        const int n = y;
         {  // with output.drain() as s:
             shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
             auto& s = shared.output[output_at.stage];
-            // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+            // pk.store_async(dst, s.c, (n * (BN // P) + j, m) if C_T else (m, n * (BN // P) + j))
             if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
             shared.output_ring.release_after_store(output_at);
         }
         {  // with output.drain() as s:
             shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
             auto& s = shared.output[output_at.stage];
-            // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+            // pk.store_async(dst, s.c, (n * (BN // P) + j, m) if C_T else (m, n * (BN // P) + j))
             if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
             shared.output_ring.release_after_store(output_at);
         }
         {  // with output.drain() as s:
             shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
             auto& s = shared.output[output_at.stage];
-            // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+            // pk.store_async(dst, s.c, (n * (BN // P) + j, m) if C_T else (m, n * (BN // P) + j))
             if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
             shared.output_ring.release_after_store(output_at);
         }
         {  // with output.drain() as s:
             shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
             auto& s = shared.output[output_at.stage];
-            // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+            // pk.store_async(dst, s.c, (n * (BN // P) + j, m) if C_T else (m, n * (BN // P) + j))
             if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
             shared.output_ring.release_after_store(output_at);
         }
@@ -219,7 +272,7 @@ PK_DEVICE void main_kernel(const params& p, shared_map& shared) {
         shared.inputs_ring.init(/*fill arrivals=*/1, /*drain arrivals=*/8);
         shared.output_ring.init(/*fill arrivals=*/8, /*drain arrivals=*/1);
     }
-    const bool alive = launch_begin(p.ctx, shared.launch);
+    const bool alive = local_begin(shared.launch);
     const int warp = warp_index();
     if (warp < 4 * config::consumer_warpgroups) {
         registers_increase<config::consumer_registers>();
@@ -235,9 +288,8 @@ PK_DEVICE void main_kernel(const params& p, shared_map& shared) {
             leave();
         } else if (warp == config::launch_warp) {
             launch_role role(p.ctx, shared.launch);
-            if (alive) launch_open(role, SITE_ENTRY);
             leave();
-            if (launch_close(role, SITE_EXIT)) {
+            if (local_close(role)) {
                 fill_nan(p.c, p.c_rows, p.c_cols, p.c_stride_rows, p.c_stride_cols);
             }
         } else {

@@ -48,7 +48,12 @@ struct context {
     u32 unused[3];
 
     /// Header of rank `r`.
-    PK_DEVICE header* of(int r) const { return reinterpret_cast<header*>(peers[r]); }
+    PK_DEVICE header* of(int r) const {
+#ifdef PK_SANITIZE
+        r &= max_ranks - 1;  // a rank that does not exist has been noted, and nothing goes there
+#endif
+        return reinterpret_cast<header*>(peers[r]);
+    }
     /// This rank's header.
     PK_DEVICE header* own() const { return of(rank); }
 };
@@ -63,6 +68,7 @@ enum reason : u32 {
     REASON_DISAGREE = 5,  // ranks launched different kernels or shapes
     REASON_ASSERT = 6,
     REASON_TOLD = 7,      // another wait failed first; this one was still waiting
+    REASON_BOUNDS = 8,    // PK_SANITIZE: an index outside its bound
 };
 
 /// What the host reads of a failed wait; `state` becomes 1 when the rest is complete.

@@ -154,6 +154,33 @@ PK_DEVICE bool launch_close(Role& role, int site) {
     return aborted;
 }
 
+// -- launches that meet no other ------------------------------------------------------------------------------------
+/// As `launch_begin`, of a kernel without counters that reaches no other rank: nobody waits to hear that it began, and it
+/// begins without asking.  It cannot wait for anything that may fail to come, so it ends, in whatever context.
+template <int CLUSTER = 1>
+PK_DEVICE bool local_begin(launch_state& launch) {
+    if (threadIdx.x == 0) {
+        launch.dead = 0;
+        launch.failed = 0;
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_barrier();
+    return true;
+}
+
+/// As `launch_close`: the launch is not counted.  True if a role gave up all the same.
+template <class Role>
+PK_DEVICE bool local_close(const Role& role) {
+    if (role.launch.dead == 0) return false;
+    if (lane_index() == 0) {
+        role.launch.gen = ld_relaxed_gpu(&role.ctx.own()->gen);
+        report_failures(role.ctx, role.launch);
+    }
+    __syncwarp();
+    return true;
+}
+
 /// NaN in the bit pattern of a type.
 template <class T> inline constexpr u32 nan_bits = 0x7fffffffu;
 template <> inline constexpr u32 nan_bits<bf16> = 0x7fffu;

@@ -143,20 +143,28 @@ PK_DEVICE void st_shared_piece(u32 address, const piece<T, N>& x) {
 }
 
 // -- registers <-> shared: called by every thread of the role ---------------------------------------------------------
-/// A shared tile to registers, element by element of what this thread holds; narrow floats widen.
-template <class Tile, class T, int R, int C, bool ROWS, class Role>
-PK_DEVICE void load(Tile& tile, const shared_tile<T, R, C, ROWS>& from, const Role& role) {
-    static_assert(Tile::cols == C && (Tile::rows == R || Tile::rows < R), "shapes must be equal");
+/// Columns FIRST, FIRST + 1, ... of a shared tile to registers, element by element of what this thread holds; narrow floats
+/// widen.
+template <int FIRST, class Tile, class T, int R, int C, bool ROWS, class Role>
+PK_DEVICE void load_columns(Tile& tile, const shared_tile<T, R, C, ROWS>& from, const Role& role) {
+    static_assert(FIRST + Tile::cols <= C && (Tile::rows == R || Tile::rows < R), "the columns must lie in the tile");
     constexpr int n = piece_elements<T, Tile::vector>;
 #pragma unroll
     for (int ri = 0; ri < Tile::row_slots; ++ri)
 #pragma unroll
         for (int ci = 0; ci < Tile::col_slots; ci += n)
             if (Tile::holds(role, ri, ci)) {
-                const auto x = ld_shared_piece<T, n>(from.element_address(Tile::row(role, ri), Tile::col(role, ci)));
+                const auto x = ld_shared_piece<T, n>(from.element_address(Tile::row(role, ri), FIRST + Tile::col(role, ci)));
 #pragma unroll
                 for (int i = 0; i < n; ++i) tile(ri, ci + i) = widen_element(x.element[i]);
             }
+}
+
+/// A shared tile to registers.
+template <class Tile, class T, int R, int C, bool ROWS, class Role>
+PK_DEVICE void load(Tile& tile, const shared_tile<T, R, C, ROWS>& from, const Role& role) {
+    static_assert(Tile::cols == C, "shapes must be equal");
+    load_columns<0>(tile, from, role);
 }
 
 /// Registers to a shared tile, rounded to its element type.

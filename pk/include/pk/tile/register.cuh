@@ -186,6 +186,16 @@ PK_DEVICE register_tile<T, R, STOP - START> columns(const register_tile<T, R, C>
     return part;
 }
 
+/// The same of a vector over columns.
+template <int START, int STOP, class T, int C>
+PK_DEVICE register_tile<T, 1, STOP - START> columns(const register_tile<T, 1, C>& tile) {
+    static_assert(0 <= START && START < STOP && STOP <= C && START % 8 == 0, "columns are cut at multiples of 8");
+    register_tile<T, 1, STOP - START> part;
+#pragma unroll
+    for (int i = 0; i < part.col_slots; ++i) part.data[i] = tile.data[START / 4 + i];
+    return part;
+}
+
 /// Elements of slab s, 8-column group j, row half i (rows + 8 i): the two neighbours, packed as 16-bit T.
 template <class T, class U, int R, int C>
 PK_DEVICE u32 pair(const register_tile<U, R, C>& tile, int s, int j, int i) {

@@ -1,0 +1,220 @@
+"""``pk.ops.matmul``: one rank's matrix product, with whatever its epilogue can do on the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pk.errors import ArgumentError
+from pk.ops import inputs, kernels, model
+from pk.ops.model import CONFIGS, Config, Problem
+from pk.runtime.group import current
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix as TMA can address it: rows contiguous (``transposed``: of its transpose)."""
+
+    memory: torch.Tensor
+    transposed: bool
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    config: Config | str | None = None,
+    group: Any = None,
+    sms: int | None = None,
+) -> torch.Tensor:
+    """``activation(a @ b * scale_a * scale_b + bias)``, computed in float32 and rounded once.
+
+    a (M, K) and b (K, N): bfloat16, float16 or float8_e4m3fn, both alike, each row-major or the transposed view of
+    a row-major matrix (no copy is made), as ``F.linear``'s weight is: ``matmul(x, weight.T)``; float8 must be
+    contiguous along K, as ``torch._scaled_mm`` wants it too.  N is a multiple of 16 bytes.  ``bias`` (N,); ``activation`` "relu",
+    "gelu", "gelu_tanh" or "silu"; ``scale_a`` (M, 1) or one element, ``scale_b`` (1, N) or one element, float32.
+
+    Returns ``out``, or a new (M, N) of ``out_dtype``: by default the dtype of ``a``, bfloat16 for float8.
+    ``config`` names one of ``pk.ops.model.CONFIGS``; by default the model chooses (:func:`explain`).  ``sms``: SMs that
+    it may fill.  There is no backward yet.  Raises :class:`pk.errors.ArgumentError` for what cannot work.
+    """
+    given = {k: v for k, v in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items() if v is not None}
+    a, b, *rest = inputs.tensors("matmul", a=a, b=b, **given)
+    vectors = dict(zip(given, rest, strict=True))
+    check_operands(a, b, activation)
+    out = _result(a, b, out, out_dtype)
+    if out.numel() == 0 or a.shape[1] == 0:
+        return without_k(out, vectors.get("bias"), activation)
+    problem = _problem(a, b, out, sms or current(group).sms or model.SMS)
+    chosen = _config(config, problem)
+    _launch(a, b, out, vectors, activation or "none", chosen, group, sms)
+    return out
+
+
+def explain(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, sms: int | None = None) -> str:
+    """What :func:`matmul` chooses for these operands, which may be on "meta", and the runners-up."""
+    check_operands(a, b, None)
+    dtype = out_dtype or default_dtype(a)
+    return model.explain(_problem(a, b, torch.empty((0,), dtype=dtype, device="meta"), sms or _sms(a)))
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+def check_operands(a: torch.Tensor, b: torch.Tensor, activation: str | None) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless these are matrices that can be multiplied."""
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.ndim != 2:
+            raise ArgumentError(f"`{name}` has shape {tuple(tensor.shape)}, not 2 dimensions.\n  Pass a matrix.")
+        if tensor.dtype not in (*SIXTEEN_BIT, FP8):
+            raise ArgumentError(
+                f"`{name}` is {tensor.dtype}, and must be torch.bfloat16, torch.float16 or {FP8}.\n"
+                f"  Cast it with `{name}.bfloat16()`."
+            )
+    if a.dtype != b.dtype:
+        raise ArgumentError(f"`a` is {a.dtype} and `b` is {b.dtype}.\n  Cast one: both must have the same dtype.")
+    if a.shape[1] != b.shape[0]:
+        raise ArgumentError(
+            f"`a` is {tuple(a.shape)} and `b` is {tuple(b.shape)}: "
+            f"the inner extents {a.shape[1]} and {b.shape[0]} differ.\n  a is (M, K) and b is (K, N)."
+        )
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}.")
+
+
+def default_dtype(a: torch.Tensor) -> torch.dtype:
+    """Of a product of ``a``."""
+    return torch.bfloat16 if a.dtype == FP8 else a.dtype
+
+
+def _result(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, dtype: torch.dtype | None) -> torch.Tensor:
+    dtype = dtype or (out.dtype if out is not None else default_dtype(a))
+    shape = (a.shape[0], b.shape[1])
+    check_result(shape, out, dtype)
+    return a.new_empty(shape, dtype=dtype) if out is None else out
+
+
+def check_result(shape: tuple[int, int], out: torch.Tensor | None, dtype: torch.dtype) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless a result of ``shape`` and ``dtype`` can be, and ``out`` is one."""
+    if dtype not in RESULTS:
+        raise ArgumentError(f"the result cannot be {dtype}.\n  out_dtype is one of {', '.join(map(str, RESULTS))}.")
+    if out is not None and (tuple(out.shape) != shape or out.dtype != dtype):
+        raise ArgumentError(f"`out` is {tuple(out.shape)} {out.dtype}, and the result is {shape} {dtype}.")
+    if out is not None and out.stride(1) != 1 and out.shape[1] > 1:
+        raise ArgumentError(f"`out` has strides {out.stride()}, and its rows must be contiguous.")
+
+
+def operand(name: str, x: torch.Tensor, along: int) -> Operand:
+    """``x`` as TMA can address it; ``along`` is the axis of K, along which 8-bit operands must be contiguous."""
+    if x.stride(1) == 1 or x.shape[1] == 1:
+        found = Operand(x, transposed=False)
+    elif x.stride(0) == 1 or x.shape[0] == 1:
+        found = Operand(x.T, transposed=True)
+    else:
+        raise ArgumentError(
+            f"`{name}` has strides {x.stride()}: neither its rows nor its columns are contiguous.\n"
+            f"  Pass `{name}.contiguous()`."
+        )
+    if x.element_size() == 1 and found.transposed != (along == 0):
+        kept = f"{name}.contiguous()" if along == 1 else f"{name}.T.contiguous().T"
+        raise ArgumentError(
+            f"`{name}` of {x.dtype} is not contiguous along K, and the tensor core reads 8-bit operands no other way.\n"
+            f"  Pass `{kept}`."
+        )
+    return found
+
+
+def _config(config: Config | str | None, p: Problem) -> Config:
+    if config is None:
+        return model.choose(p)
+    if isinstance(config, str):
+        if config not in CONFIGS:
+            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(CONFIGS)}.")
+        return CONFIGS[config]
+    return config
+
+
+def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sms: int) -> Problem:
+    return Problem(a.shape[0], b.shape[1], a.shape[1], 8 * a.element_size(), 8 * out.element_size(), sms)
+
+
+def _sms(a: torch.Tensor) -> int:
+    return torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else model.SMS
+
+
+def vector(name: str, x: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    """``x`` as (count,), expanded from one element."""
+    if x is None:
+        return None
+    if x.numel() not in (1, count):
+        raise ArgumentError(f"`{name}` has shape {tuple(x.shape)}, and must have 1 or {count} elements.")
+    if name != "bias" and x.dtype != torch.float32:
+        raise ArgumentError(f"`{name}` is {x.dtype}, and must be torch.float32.\n  Pass `{name}.float()`.")
+    flat = x.reshape(-1)
+    return flat.expand(count) if flat.numel() == 1 else flat
+
+
+def without_k(out: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> torch.Tensor:
+    """The result where there is nothing to sum."""
+    zero = torch.zeros((), dtype=torch.float32, device=out.device)
+    row = zero if bias is None else bias.float()
+    functions = {
+        "relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }  # fmt: skip
+    return out.copy_(functions.get(activation or "none", lambda x: x)(row).expand_as(out))
+
+
+# ---------------------------------------------------------------------------------------------------- launch
+def arguments(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, vectors: dict[str, torch.Tensor], activation: str, c: Config
+) -> dict[str, Any]:
+    """The kernel's arguments for one product; ``swap`` computes ``out.T = b.T @ a.T``."""
+    left, right = operand("a", a, along=1), operand("b", b, along=0)
+    m, n = out.shape
+    row = vector("scale_a", vectors.get("scale_a"), m)
+    col = vector("scale_b", vectors.get("scale_b"), n)
+    bias = vector("bias", vectors.get("bias"), n)
+    if c.swap:
+        left, right = Operand(right.memory, not right.transposed), Operand(left.memory, not left.transposed)
+        row, col, m, n = col, row, n, m
+    scalar = col is not None and col.stride(0) == 0 and n > 1
+    found = {
+        "a": left.memory, "b": right.memory, "c": out,
+        "row_scale": None if row is None else row.unsqueeze(1),
+        "col_scale": None if col is None or scalar else aligned(col).unsqueeze(0),
+        "scale": col[:1].unsqueeze(0) if scalar and col is not None else None,
+        "row_bias": bias.unsqueeze(1) if bias is not None and c.swap else None,
+        "col_bias": aligned(bias).unsqueeze(0) if bias is not None and not c.swap else None,
+        "parts": out.new_empty((c.split - 1, m, n), dtype=torch.float32) if c.split > 1 else None,
+    }  # fmt: skip
+    through_shared = found["col_scale"] is not None or found["col_bias"] is not None
+    constants = c.constants(a.element_size(), out.element_size(), through_shared)
+    return {
+        **found, **constants, "A_T": left.transposed, "B_T": right.transposed, "C_T": c.swap, "ACTIVATION": activation,
+    }  # fmt: skip
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as TMA can load it: contiguous, at a multiple of 16 bytes."""
+    return x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+
+
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, vectors: dict[str, torch.Tensor], activation: str, c: Config,
+    group: Any, sms: int | None,
+) -> None:  # fmt: skip
+    if out.stride(1) != 1 and out.shape[1] > 1:
+        raise ArgumentError(f"`out` has strides {out.stride()}, and its rows must be contiguous.")
+    kernels.matmul(**arguments(a, b, out, vectors, activation, c), group=group, sms=sms)

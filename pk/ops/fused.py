@@ -1,0 +1,165 @@
+"""Launching the tensor-parallel kernels: operands as TMA wants them, a configuration, the launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pk.ops import dense, model, parallel_kernels
+from pk.ops.model import CONFIGS, Config, Problem
+from pk.ops.workspace import symmetric_workspace
+from pk.runtime import symm
+
+if TYPE_CHECKING:
+    from pk.runtime.group import Group
+
+OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
+TILES = ("c128x256", "c128x192", "c128x64", "c64x128")
+"""Configurations of the kernel ``matmul`` that these kernels have too: one tile at a time, no cluster."""
+COMM_SMS = 8  # fill an NVLink of H200s (348 of 358 GB/s)
+CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call, checked: a is (M / world, K) for the all-gather, else (M, K); b (K, N)."""
+
+    operator: str
+    group: Group
+    a: torch.Tensor
+    b: torch.Tensor
+    out_dtype: torch.dtype
+    bias: torch.Tensor | None = None  # (N,)
+    activation: str = "none"
+    scale_a: torch.Tensor | None = None  # float32, one element for each row of a, or one
+    scale_b: torch.Tensor | None = None  # float32, one element for each column of b, or one
+
+    @property
+    def world(self) -> int:
+        """Ranks of the group."""
+        return self.group.world_size
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of this rank's result."""
+        rows = self.a.shape[0]
+        if self.operator == "all_gather_matmul":
+            rows *= self.world
+        elif self.operator == "matmul_reduce_scatter":
+            rows //= self.world
+        return rows, self.b.shape[1]
+
+    @property
+    def computed(self) -> Problem:
+        """The product that this rank computes."""
+        rows = self.a.shape[0] * (self.world if self.operator == "all_gather_matmul" else 1)
+        bits, out_bits = 8 * self.a.element_size(), 8 * self.out_dtype.itemsize
+        return Problem(rows, self.b.shape[1], self.a.shape[1], bits, out_bits, self.group.sms or model.SMS)
+
+
+def choose_tile(request: Request, comm_sms: int) -> Config:
+    """The tile with the lowest estimate on the SMs that compute."""
+    p = request.computed
+    p = Problem(p.m, p.n, p.k, p.bits, p.out_bits, max(1, p.sms - comm_sms))
+    candidates = [CONFIGS[name] for name in TILES]
+    fitting = [c for c in candidates if c.rows < 2 * max(p.m // request.world, 64)] or candidates[-1:]
+    return min(fitting, key=lambda c: model.microseconds(c, p))
+
+
+def run(
+    request: Request, out: torch.Tensor | None, tile: Config | None, comm_sms: int | None, gathered: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Launch the fused kernel; the result, and with ``gathered`` the rows of all ranks (M, K), in memory of its own."""
+    comm_sms = COMM_SMS if comm_sms is None else comm_sms
+    communicates = request.operator == "all_gather_matmul" and request.world > 1
+    tile = tile or choose_tile(request, comm_sms if communicates else 0)
+    if request.operator == "all_gather_matmul":
+        return _all_gather(request, out, tile, comm_sms, gathered)
+    if request.operator == "matmul_reduce_scatter":
+        return _reduce_scatter(request, out, tile), None
+    return _all_reduce(request, out, tile), None
+
+
+def _all_gather(
+    q: Request, out: torch.Tensor | None, tile: Config, comm_sms: int, gathered: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    a = rows_contiguous(q.a)
+    rows, k = a.shape
+    out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
+    whole = symmetric_workspace(q.group, "gathered", (q.world, rows, k), a.dtype) if gathered else None
+    scale = q.scale_a
+    if scale is not None and q.world > 1:
+        scale = _gather_scales(q, dense.vector("scale_a", scale, rows))
+    parallel_kernels.all_gather_matmul(
+        x=a, c=out.view(q.world, rows, -1), whole=whole, **_operands(q, (q.world, rows, 1), scale), **_constants(q, tile, a, out),
+        OUTS=tile.outs, PINGPONG=tile.pingpong, COMM=comm_sms,
+        BC=CHUNK // a.element_size(), group=q.group,
+    )  # fmt: skip
+    return out, None if whole is None else whole.view(-1, k).clone()
+
+
+def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
+    a = rows_contiguous(q.a)
+    out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
+    shape = (q.world, a.shape[0] // q.world, a.shape[1])
+    parallel_kernels.matmul_reduce_scatter_ordered(
+        a=a.view(shape), c=out, **_operands(q, (*shape[:2], 1), q.scale_a), **_constants(q, tile, a, out), group=q.group
+    )
+    return out
+
+
+def _all_reduce(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
+    a = rows_contiguous(q.a)
+    inside = out is not None and q.world > 1 and symmetric(out, q.group)
+    c = out if inside else symmetric_workspace(q.group, "matmul_all_reduce", q.shape, q.out_dtype)
+    assert c is not None
+    by_cols = -(-a.shape[0] // tile.rows) < 4 * q.world
+    parallel_kernels.matmul_all_reduce_ordered(
+        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_constants(q, tile, a, c), BY_COLS=by_cols, group=q.group
+    )
+    if inside:
+        return c
+    return c.clone() if out is None else out.copy_(c)
+
+
+def symmetric(x: torch.Tensor, group: Group) -> bool:
+    """Whether peers can reach ``x``."""
+    return symm.place(x, group) is not None
+
+
+def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy if TMA cannot address its rows, or if they cannot be viewed as those of several ranks."""
+    step = x.stride(0) * x.element_size()
+    return x if x.stride(1) == 1 and step % 16 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+
+
+def _operands(q: Request, rows: tuple[int, ...], scale: torch.Tensor | None) -> dict[str, Any]:
+    """b and the vectors of the epilogue; ``rows``: the shape of the scale of A's rows."""
+    b = dense.operand("b", q.b, along=0)
+    columns = q.b.shape[1]
+    col = dense.vector("scale_b", q.scale_b, columns)
+    bias = dense.vector("bias", q.bias, columns)
+    row = dense.vector("scale_a", scale, math.prod(rows))
+    return {
+        "b": b.memory, "B_T": b.transposed, "ACTIVATION": q.activation,
+        "row_scale": None if row is None else row.contiguous().view(rows),
+        "col_scale": None if col is None else dense.aligned(col).unsqueeze(0),
+        "col_bias": None if bias is None else dense.aligned(bias).unsqueeze(0),
+    }  # fmt: skip
+
+
+def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
+    vectors = q.bias is not None or q.scale_b is not None
+    every = tile.constants(a.element_size(), c.element_size(), vectors)
+    return {name: every[name] for name in ("BM", "BN", "BK", "P", "STAGES", "WARPGROUPS")} | {"GROUP": tile.group or 8}
+
+
+def _gather_scales(q: Request, mine: torch.Tensor) -> torch.Tensor:
+    """The scales of all ranks' rows (world * rows,): a launch of its own, a few bytes a row."""
+    count = mine.numel()
+    whole = symmetric_workspace(q.group, "scales", (q.world, -(-count // 4) * 4), torch.float32)
+    parallel_kernels.all_gather_vector(x=mine.contiguous(), whole=whole, group=q.group)
+    return whole[:, :count].reshape(-1)

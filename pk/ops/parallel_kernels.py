@@ -1,0 +1,233 @@
+"""The kernels of the tensor-parallel operators.  ``examples/`` shows them in plain form.
+
+A row block of the operand or of the result belongs to a rank.  What crosses between ranks is rounded to the result's
+dtype once for each rank's partial sum; sums are made in float32 and in one order, so results have the same bits on
+every run.  Scales and bias are float32 vectors that may be missing.
+"""
+
+import pk
+from pk.ops.product import activated, product_pipes
+
+
+@pk.function
+def feed_rows(inputs, a, row, b, n, K, BK, B_T):
+    """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K."""
+    for k in pk.range(pk.cdiv(K, BK)):
+        with inputs.fill() as s:
+            pk.load_async(s.a, a, (*row, k))
+            pk.load_async(s.b, b, (n, k) if B_T else (k, n))
+
+
+@pk.function
+def feed_vectors(vectors, scale, bias, n):
+    """Loader's half of what the epilogue reads along columns."""
+    if vectors is not None:
+        with vectors.fill() as s:
+            pk.load_async(s.scale, bias if scale is None else scale, (0, n))
+            pk.load_async(s.bias, scale if bias is None else bias, (0, n))
+
+
+@pk.function
+def multiply(inputs, K, BM, BN, BK, B_T):
+    """Consumer's half: the float32 sum over K."""
+    acc = pk.zeros((BM, BN), pk.float32)
+    for k in pk.range(pk.cdiv(K, BK)):
+        with inputs.drain() as s:
+            pk.mma(acc, s.a, s.b.T if B_T else s.b)
+    return acc
+
+
+@pk.function
+def epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIVATION):
+    """Consumer's epilogue in pieces of P columns: scales, then, if this rank is the ``last`` to touch the tile, the
+    partial sums of the ``others`` in order, bias and activation.  ``scale``, ``bias``: shared tiles (1, BN) or None."""
+    for j in pk.static_range(BN // P):
+        start, stop = j * P, (j + 1) * P
+        r = acc[:, start:stop]
+        if factor is not None:
+            r = r * factor
+        if scale is not None:
+            r = r * pk.load(scale)[:, start:stop]
+        if last:
+            if parts is not None:
+                for _ in pk.range(others):
+                    with parts.drain() as s:
+                        r = r + pk.load(s.c)
+            if bias is not None:
+                r = r + pk.load(bias)[:, start:stop]
+            r = activated(r, ACTIVATION)
+        with output.fill() as s:
+            pk.store(s.c, r)
+
+
+@pk.function
+def finish_rows(output, acc, parts, others, vectors, factor, col_scale, col_bias, last, BN, P, ACTIVATION):
+    """The epilogue, with the vectors of this column tile in shared memory if there are any."""
+    if vectors is None:
+        epilogue(output, acc, parts, others, factor, None, None, last, BN, P, ACTIVATION)
+    else:
+        with vectors.drain() as v:
+            scale, bias = None if col_scale is None else v.scale, None if col_bias is None else v.bias
+            epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIVATION)
+
+
+@pk.function
+def put_rows(output, dst, row, n, BN, P):
+    """Storer's half: write the pieces of column tile ``n`` at ``row``."""
+    for j in pk.static_range(BN // P):
+        with output.drain() as s:
+            pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+
+
+@pk.kernel
+def all_gather_matmul(
+    x: pk.Global,  # (M / world, K)  this rank's rows
+    b: pk.Global,  # (K, N), or (N, K) with B_T
+    c: pk.Global,  # (world, M / world, N)
+    whole: pk.Parallel = None,  # (world, M / world, K)  if the caller wants all the rows
+    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
+    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    COMM: pk.constexpr = 8, BC: pk.constexpr = 256,
+):  # fmt: skip
+    """c[r] = activation(x of rank r @ b * scales + bias).
+
+    SMs of the communicator push own rows to the peers in the order in which these need them; compute starts with its
+    own rows, read where they are, then takes row block 0 of every peer, and so on: all links bring data at once
+    (ParallelKittens, arXiv 2511.13940, section 4).
+    """
+    inputs, output, vectors = product_pipes(x, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, OUTS, False, B_T, False)
+    ring = pk.pipeline(3, x=pk.shared((BM, BC), x.dtype))
+    me, W, rows, chunks = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)
+    full = pk.scratch((W, x.rows, x.cols), x.dtype) if whole is None else whole
+    ready = pk.signals(W, rows)  # chunks of row block m of rank w that landed here
+    with pk.communicator(sms=COMM):
+        for m, j in pk.tasks(rows, chunks, group=1):
+            with pk.loader():
+                with ring.fill() as s:
+                    pk.load_async(s.x, x, (m, j))
+            with pk.storer():
+                with ring.drain() as s:
+                    for r in pk.ranks_from(me + 1, W - 1 if whole is None else W):
+                        pk.store_async(full[r], s.x, (me, m, j))
+                for r in pk.ranks_from(me + 1, W - 1):
+                    pk.signal(ready, (me, m), r)
+    for i, n in pk.tasks(rows * W, pk.cdiv(c.cols, BN), group=GROUP):
+        own = i < rows
+        m = i if own else (i - rows) // (W - 1)
+        owner = me if own else (me + 1 + (i - rows) % (W - 1)) % W
+        with pk.loader():
+            if own:
+                feed_rows(inputs, x, (m,), b, n, x.cols, BK, B_T)
+            else:
+                pk.wait(ready, (owner, m), chunks)
+                feed_rows(inputs, full[me], (owner, m), b, n, x.cols, BK, B_T)
+            feed_vectors(vectors, col_scale, col_bias, n)
+        with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
+            factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
+            acc = multiply(inputs, x.cols, BM, BN, BK, B_T)
+            finish_rows(output, acc, None, 0, vectors, factor, col_scale, col_bias, True, BN, P, ACTIVATION)
+        with pk.storer():
+            put_rows(output, c, (owner, m), n, BN, P)
+
+
+@pk.kernel
+def matmul_reduce_scatter_ordered(
+    a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
+    b: pk.Global,  # (K, N), or (N, K) with B_T
+    c: pk.Global,  # (M / world, N)  ordinary memory
+    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
+    STAGES: pk.constexpr = 4, WARPGROUPS: pk.constexpr = 2, GROUP: pk.constexpr = 8,
+    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+):  # fmt: skip
+    """c = activation(sum over ranks of a[me] @ b * scales + bias).
+
+    Partial sums go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to
+    its accumulator.  Nothing needs zeroing, and the output is ordinary memory.
+    """
+    inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, 1, False, B_T, False)
+    parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
+    me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
+    arrived = pk.signals(rows, cols)
+    for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
+        with pk.loader():
+            feed_rows(inputs, a, (owner, m), b, n, a.cols, BK, B_T)
+            feed_vectors(vectors, col_scale, col_bias, n)
+            if owner == me:
+                pk.wait(arrived, (m, n), W - 1)
+                for j in pk.static_range(BN // P):
+                    for r in pk.ranks_from(me + 1, W - 1):
+                        with parts.fill() as s:
+                            pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+        with pk.consumer(warpgroups=WARPGROUPS):
+            factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
+            acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
+            finish_rows(output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION)
+        with pk.storer():
+            if owner == me:
+                put_rows(output, c, (m,), n, BN, P)
+            else:
+                put_rows(output, part[owner], (me, m), n, BN, P)
+                pk.signal(arrived, (m, n), owner)
+
+
+@pk.kernel
+def matmul_all_reduce_ordered(
+    a: pk.Global,  # (M, K)  this rank's slice of the contraction
+    b: pk.Global,  # (K, N), or (N, K) with B_T
+    c: pk.Parallel,  # (M, N)  on every rank; receives the sum
+    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (M, 1) (1, N) (1, N)
+    BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
+    STAGES: pk.constexpr = 4, WARPGROUPS: pk.constexpr = 2, GROUP: pk.constexpr = 8, BY_COLS: pk.constexpr = False,
+    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+):  # fmt: skip
+    """c = activation(sum over ranks of a @ b * scales + bias), on every rank.
+
+    Row tiles (with BY_COLS: column tiles) belong to ranks in turn.  As in the reduce-scatter, but the owner's epilogue
+    stores the finished tile to every rank, so that no SM is set aside for communication.
+    """
+    inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, 1, False, B_T, False)
+    parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
+    me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    part = pk.scratch((W, c.rows, c.cols), c.dtype)
+    arrived = pk.signals(rows, cols)
+    owned_rows, owned_cols = (rows, pk.cdiv(cols, W)) if BY_COLS else (pk.cdiv(rows, W), cols)
+    for owner, x, y in pk.tasks(pk.ranks_from(me + 1), owned_rows, owned_cols, group=GROUP):  # own tiles last
+        m, n = (x, y * W + owner) if BY_COLS else (x * W + owner, y)
+        if m < rows and n < cols:
+            with pk.loader():
+                feed_rows(inputs, a, (m,), b, n, a.cols, BK, B_T)
+                feed_vectors(vectors, col_scale, col_bias, n)
+                if owner == me:
+                    pk.wait(arrived, (m, n), W - 1)
+                    for j in pk.static_range(BN // P):
+                        for r in pk.ranks_from(me + 1, W - 1):
+                            with parts.fill() as s:
+                                pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+            with pk.consumer(warpgroups=WARPGROUPS):
+                factor = None if row_scale is None else pk.load(row_scale, (m, 0), (BM, 1))
+                acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
+                finish_rows(
+                    output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION
+                )
+            with pk.storer():
+                if owner == me:
+                    put_rows(output, c, (m,), n, BN, P)
+                else:
+                    put_rows(output, part[owner], (me, m), n, BN, P)
+                    pk.signal(arrived, (m, n), owner)
+
+
+@pk.kernel
+def all_gather_vector(
+    x: pk.Global,  # (count,)  this rank's elements
+    whole: pk.Parallel,  # (world, at least count)
+    BLOCK: pk.constexpr = 1024,
+):
+    """whole[r, :count] = x of rank r, on every rank."""
+    me = pk.rank()
+    for r, i in pk.tasks(pk.ranks_from(me), pk.cdiv(x.cols, BLOCK)):
+        pk.store(whole[r], pk.load(x, (i,), (1, BLOCK)), (me, i))

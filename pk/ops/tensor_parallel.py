@@ -1,0 +1,146 @@
+"""Tensor-parallel matrix products, communication and multiplication in one kernel.
+
+=========================  ================  ===========  ============
+operator                   a                 b            result
+=========================  ================  ===========  ============
+``all_gather_matmul``      (M / world, K)    (K, N)       (M, N)
+``matmul_reduce_scatter``  (M, K)            (K, N)       (M / world, N)
+``matmul_all_reduce``      (M, K)            (K, N)       (M, N)
+=========================  ================  ===========  ============
+
+K and N are this rank's extents.  Every call is collective: all ranks of ``group`` (a ``torch.distributed`` process group,
+or None for the current one) make it, with the same shapes, dtypes and options.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pk.errors import ArgumentError
+from pk.ops import dense, fused, inputs
+from pk.ops.fused import Request
+from pk.ops.model import CONFIGS, Config
+from pk.runtime.group import current
+
+
+def all_gather_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: Any = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    comm_sms: int | None = None,
+    config: Config | str | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``activation(concatenation of all ranks' a @ b + bias)``: (M, N) from this rank's rows and its columns of b.
+
+    a (M/world, K) and b (K, N): bfloat16, float16 or float8_e4m3fn, both alike; b row-major or the transposed view of
+    a row-major (N, K), as ``F.linear``'s weight is (no copy is made); float8 contiguous along K.  Rows of K and of N
+    elements are multiples of 16 bytes.  ``bias`` (N,); ``activation`` "relu", "gelu", "gelu_tanh" or "silu".
+    ``scale_a`` (M/world, 1) or one element, ``scale_b`` (1, N) or one element, float32.  Sums are float32.
+
+    Returns ``out``, or a new tensor of ``out_dtype`` (the dtype of ``a``; bfloat16 for float8).  The order of the sums
+    is fixed, so ``deterministic`` changes nothing but to rule the library out.  ``comm_sms``: SMs that only
+    communicate (8).  ``config``: a tile of ``pk.ops.fused.TILES``, or "library" for an all-gather and a matrix product
+    of torch's; by default the faster, see :func:`pk.ops.explain`.
+
+    Raises :class:`pk.errors.ArgumentError` for shapes, strides, dtypes and options that cannot work.
+    """
+    q = _request("all_gather_matmul", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    return _run(q, out, deterministic, comm_sms, config)
+
+
+def matmul_reduce_scatter(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: Any = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    comm_sms: int | None = None,
+    config: Config | str | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``activation(sum over ranks of a @ b + bias)``, of which every rank receives its M/world rows.
+
+    a (M, K) and b (K, N) are this rank's slice of the contraction; M is a multiple of the world size.  ``scale_a``
+    (M, 1) or one element.  ``bias`` is added once, and the same on every rank.  Every rank's partial sum is rounded to
+    the result's dtype and sent to the owner of its rows, who adds them in float32 in a fixed order.  The rest as for
+    :func:`all_gather_matmul`; ``comm_sms`` is not used: no SM is set aside.
+    """
+    q = _request("matmul_reduce_scatter", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    return _run(q, out, deterministic, comm_sms, config)
+
+
+def matmul_all_reduce(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    group: Any = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    comm_sms: int | None = None,
+    config: Config | str | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``activation(sum over ranks of a @ b + bias)``, (M, N) on every rank, with the same bits on all.
+
+    As :func:`matmul_reduce_scatter`, for any M; the owner of a tile sends it to every rank when it is finished.
+    ``out`` made by ``pk.empty`` is written by all ranks directly, which saves a copy.
+    """
+    q = _request("matmul_all_reduce", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    return _run(q, out, deterministic, comm_sms, config)
+
+
+# ---------------------------------------------------------------------------------------------------------- calls
+def _request(
+    operator: str, a: torch.Tensor, b: torch.Tensor, group: Any, bias: torch.Tensor | None, activation: str | None,
+    out: torch.Tensor | None, out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+) -> Request:  # fmt: skip
+    """The call with everything checked that one rank can check."""
+    owner = current(group)
+    given = {k: v for k, v in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items() if v is not None}
+    a, b, *rest = inputs.tensors(operator, a=a, b=b, **given)
+    dense.check_operands(a, b, activation)
+    dense.operand("b", b, along=0)
+    if operator == "matmul_reduce_scatter" and a.shape[0] % owner.world_size:
+        raise ArgumentError(
+            f"`a` has {a.shape[0]} rows, which {owner.world_size} ranks cannot share equally.\n"
+            f"  Pad M to {-(-a.shape[0] // owner.world_size) * owner.world_size}."
+        )
+    dtype = out_dtype or (out.dtype if out is not None else dense.default_dtype(a))
+    q = Request(operator, owner, a, b, dtype, activation=activation or "none", **dict(zip(given, rest, strict=True)))
+    dense.check_result(q.shape, out, dtype)
+    dense.vector("bias", q.bias, q.shape[1])
+    dense.vector("scale_b", q.scale_b, q.shape[1])
+    dense.vector("scale_a", q.scale_a, a.shape[0])
+    return q
+
+
+def _run(
+    q: Request, out: torch.Tensor | None, deterministic: bool, comm_sms: int | None, config: Config | str | None
+) -> torch.Tensor:
+    if 0 in (*q.shape, q.a.shape[1]):
+        result = q.a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
+        return dense.without_k(result, q.bias, q.activation)
+    if isinstance(config, str):
+        if config not in fused.TILES:
+            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(fused.TILES)}.")
+        config = CONFIGS[config]
+    return fused.run(q, out, config, comm_sms)[0]

@@ -1,0 +1,276 @@
+"""Tiles that miss their tensor, and signals that nobody hears.
+
+A copy that lies outside its tensor altogether reads zeros or writes nothing.  That is usual for the last pieces of a
+tile that an edge cuts (``n * (BN // P) + j``), and for the last of equal shares.  So a launch is judged as a whole: it
+is a finding if, in a whole task, one line copied nothing inside a tensor while a part of that tensor was left out by
+the launch.  That is what an index too large by one looks like.  A negative tile index is no tail, always a finding.
+
+To read zeros around a tensor may be meant (a halo): windows that do not lie on the grid of tiles (``pk.at``), and
+indices that come from memory, are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pk.ir import nodes as ir
+from pk.ir.split import statements, walk
+from pk.sim.diagnose import counters_in, indexed, signal_lines, signalling, synchronised
+from pk.sim.direct import DirectStore
+from pk.sim.findings import Finding, Place
+from pk.sim.machine import Load, Store
+from pk.sim.memory import clip, fit
+from pk.sim.ops_vectors import Scatter
+
+if TYPE_CHECKING:
+    from pk.sim.machine import Launch, Operation, Role
+    from pk.sim.memory import Access
+    from pk.sim.parts import Counter, Site, Window
+
+Report = Callable[[Finding], None]
+
+
+# -------------------------------------------------------------------------------------------------------- windows
+class Windows:
+    """Looks at every tile that is copied.  ``strict``: a write that an edge cuts off is a finding too."""
+
+    def __init__(self, report: Report, strict: bool = False) -> None:
+        self._report, self.strict = report, strict
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tasks: dict[tuple[int, ir.Span, str], _Task] = {}
+        self._missed: dict[tuple[ir.Span, str], _Miss] = {}  # the first of each line
+        # By tensor and whether they were read: the windows touched on any rank, of which each may have its share.
+        self._covered: dict[tuple[str, bool], set[tuple[tuple[int, int], ...]]] = {}
+
+    def launch_begin(self, kernel: ir.Kernel) -> None:
+        """Nothing was copied yet."""
+        self._forget()
+        self._chosen = chosen_by_data(kernel)
+
+    def launch_end(self, launch: Launch) -> None:
+        """Judge what lay outside."""
+        if not launch.running:
+            for task in self._tasks.values():
+                self._close(task)
+            for miss in self._missed.values():
+                self._judge(launch, miss)
+        self._forget()
+
+    def issued(self, op: Operation) -> None:
+        """A copy begins."""
+        if isinstance(op, Scatter):
+            if self.strict:
+                shape = (1, op.tile.buffer.array.shape[1])
+                for window in op.windows:
+                    if window is not None:
+                        self._clipped(op.role, op.site, window, shape)
+        elif isinstance(op, Load):
+            self._look(op.role, op.site, op.window, op.tile.buffer.array.shape, "reads")
+        elif isinstance(op, Store):
+            self._look(op.role, op.site, op.window, op.tile.buffer.array.shape, "adds to" if op.add else "writes")
+        elif isinstance(op, DirectStore):
+            self._look(op.role, op.site, op.window, op.shape, "writes")
+
+    def access(self, access: Access) -> None:
+        """A window of a tensor is touched."""
+        if access.buffer.block < 0:
+            key = (access.buffer.name, access.kind == "read")
+            self._covered.setdefault(key, set()).add(access.window)
+
+    def _look(self, role: Role, site: Site, window: Window, shape: tuple[int, ...], does: str) -> None:
+        bounds = tuple(role.dims[window.tensor, axis] for axis in range(len(window.coord)))
+        extents = fit(shape, len(bounds))
+        inside, part = clip(bounds, window.coord, extents)
+        key = (role.ident, site.span, window.tensor)
+        task = self._tasks.get(key)
+        if task is None or task.task is not role.task:
+            if task is not None:
+                self._close(task)
+            task = self._tasks[key] = _Task(role.task)
+        if inside is not None:
+            task.inside = True
+            if part is not None and self.strict and does != "reads":
+                self._clipped(role, site, window, shape)
+        elif all(bounds) and site.span not in self._chosen and not any(map(_off_grid, window.coord, extents)):
+            # (Nothing lies inside an empty tensor.)
+            if any(c < 0 for c in window.coord):
+                self._report(_outside(role, site, window, extents, bounds, does))
+            elif task.outside is None:
+                finding = _outside(role, site, window, extents, bounds, does)
+                task.outside = _Miss(finding, window.ranks[0], window.tensor, does == "reads")
+
+    def _close(self, task: _Task) -> None:
+        if task.outside is not None and not task.inside:
+            place = task.outside.finding.places[0]
+            self._missed.setdefault((place.span, task.outside.tensor), task.outside)
+
+    def _judge(self, launch: Launch, miss: _Miss) -> None:
+        missing = np.ones(launch.buffers[miss.rank][miss.tensor].array.shape, bool)
+        for window in self._covered.get((miss.tensor, miss.reads), ()):
+            missing[tuple(slice(*ends) for ends in window)] = False
+        if missing.any():
+            first = ", ".join(str(int(i)) for i in np.argwhere(missing)[0])
+            does = "read" if miss.reads else "written"
+            message = f"{miss.finding.message}; {miss.tensor}[{first}] is never {does}"
+            self._report(replace(miss.finding, message=message))
+
+    def _clipped(self, role: Role, site: Site, window: Window, shape: tuple[int, ...]) -> None:
+        bounds = tuple(role.dims[window.tensor, axis] for axis in range(len(window.coord)))
+        if clip(bounds, window.coord, fit(shape, len(bounds)))[1] is None:
+            return
+        at = spelled(window.tensor, window.coord, fit(shape, len(bounds)))
+        place = _place(role, site, f"writes {at}")
+        message = f"{at} reaches over the edge of `{window.tensor}`, whose shape is {bounds}: the rest is dropped"
+        advice = f"Make the extents of `{window.tensor}` multiples of the tile's, or check without strict bounds."
+        self._report(Finding("clipped", message, (place,), advice))
+
+
+@dataclass(frozen=True, slots=True)
+class _Miss:
+    """A copy that lay outside ``tensor`` of ``rank``."""
+
+    finding: Finding
+    rank: int
+    tensor: str
+    reads: bool
+
+
+class _Task:
+    """What one line of a role copied from or to one tensor, in one task."""
+
+    __slots__ = ("inside", "outside", "task")
+
+    def __init__(self, task: tuple[tuple[str, ...], tuple[int, ...]]) -> None:
+        self.task = task
+        self.inside = False
+        self.outside: _Miss | None = None
+
+
+def _outside(
+    role: Role, site: Site, window: Window, extents: tuple[int, ...], bounds: tuple[int, ...], does: str
+) -> Finding:
+    at = spelled(window.tensor, window.coord, extents)
+    effect = "which reads as 0" if does == "reads" else "which writes nothing"
+    message = f"the {role.kind} {does} {at}, {effect}: `{window.tensor}` has shape {bounds}"
+    advice = "Coordinates count tiles in the last dimensions; check the index and the number of tasks or turns."
+    return Finding("out-of-range", message, (_place(role, site, f"{does} {at}"),), advice)
+
+
+def _off_grid(coord: int, extent: int) -> bool:
+    return coord % extent != 0
+
+
+def chosen_by_data(kernel: ir.Kernel) -> frozenset[ir.Span]:
+    """The lines that copy to or from a place that depends on what was read from memory or a counter."""
+    bodies = [kernel.prologue + body for _, body in kernel.classes]
+    loaded: set[str] = set()
+    size = -1
+    while size != len(loaded):  # until nothing depends on what is found
+        size = len(loaded)
+        for body in bodies:
+            loaded.update(s.var.name for s in statements(body) if isinstance(s, ir.Assign) and _loads(s.value, loaded))
+            loaded.update(s.var.name for s in statements(body) if isinstance(s, ir.For) and _loads(s.start, loaded))
+    found: set[ir.Span] = set()
+    for body in bodies:
+        for s in statements(body):
+            if isinstance(s, ir.Do):
+                windows = [e for e in walk(s.operands) if isinstance(e, ir.Memory)]
+                found.update(s.span for w in windows if any(_loads(c, loaded) for c in w.coord))
+    return frozenset(found)
+
+
+def _loads(e: ir.Operand, loaded: set[str]) -> bool:
+    return any(
+        e.name in loaded if isinstance(e, ir.Var) else isinstance(e, ir.Call) and e.op in _READING for e in walk((e,))
+    )
+
+
+_READING = ("load_global", "load_scalar", "load_elements", "fetch_add", "load")
+
+
+def spelled(tensor: str, coord: tuple[int, ...], extents: tuple[int, ...]) -> str:
+    """``c[0:64, 128:192]``."""
+    return f"{tensor}[{', '.join(f'{c}:{c + e}' if e != 1 else str(c) for c, e in zip(coord, extents, strict=True))}]"
+
+
+def _place(role: Role, site: Site, what: str) -> Place:
+    task = tuple(zip(*role.task, strict=True))
+    return Place(role.rank, role.block, role.kind, what, site.span, task, last=synchronised(role.pending))
+
+
+# -------------------------------------------------------------------------------------------------------- signals
+class Unheard:
+    """Signals that nobody waits for.
+
+    An array for which the kernel has no wait at all; and a counter that ends above all that was ever waited for,
+    though its neighbours, on the same rank, end exactly where they were waited for.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._asked: dict[Counter, tuple[int, Role, Site]] = {}  # the largest wait of each
+
+    def launch_begin(self, kernel: ir.Kernel) -> None:
+        """Nobody has waited yet."""
+        self._kernel = kernel
+        self._asked.clear()
+
+    def wait_done(self, role: Role, counter: Counter, needed: int, site: Site) -> None:
+        """A wait for signals is over."""
+        if site.op in ("wait", "barrier", "wait_each") and (
+            counter not in self._asked or self._asked[counter][0] < needed
+        ):
+            self._asked[counter] = (needed, role, site)
+
+    def launch_end(self, launch: Launch) -> None:
+        """Look at what is left in the counters."""
+        if not launch.running:
+            heard = waited_for(self._kernel)
+            counters = [(c, rank) for c, rank in launch.counters() if c.value]
+            self._never(launch, [(c, rank) for c, rank in counters if c.name not in heard])
+            self._surplus(counters)
+        self._asked.clear()
+
+    def _never(self, launch: Launch, counters: list[tuple[Counter, int]]) -> None:
+        for name in sorted({c.name for c, _ in counters}):
+            counter, rank = next((c, r) for c, r in counters if c.name == name)
+            s = next(signalling(self._kernel, name))
+            lines = ", ".join(map(str, signal_lines(self._kernel, name)))
+            message = f"nobody waits for `{name}`, which is signalled at line {lines}"
+            what = f"adds to {name}{indexed(counter)} of rank {rank}, which ends at {counter.value}"
+            inside = {
+                b.kind
+                for _, body in self._kernel.classes
+                for b in statements(body)
+                if isinstance(b, ir.Role) and any(t is s for t in statements(b.body))
+            }
+            role = next(r for r in launch.roles if r.rank == rank and (not inside or r.kind in inside))
+            advice = f"Wait for `{name}` before what it announces is used, or leave the signal out."
+            place = Place(rank, role.block, role.kind, what, s.span)
+            self._report(Finding("lost-signal", message, (place,), advice))
+
+    def _surplus(self, counters: list[tuple[Counter, int]]) -> None:
+        known = [(c, rank, self._asked[c]) for c, rank in counters if c in self._asked]
+        exact = {(c.name, rank) for c, rank, (needed, _, _) in known if needed == c.value}
+        for c, rank, (needed, role, site) in known:
+            if c.value > needed > 0 and (c.name, rank) in exact:
+                name = f"{c.name}{indexed(c)} of rank {rank}"
+                message = (
+                    f"{name} ends at {c.value}, and at most {needed} was ever waited for, while the other counters of "
+                    f"`{c.name}` end at what was waited for"
+                )
+                advice = f"Wait for {c.value}, or find the signal too many."
+                place = _place(role, site, f"waits for {c.name}{indexed(c)} >= {needed}")
+                self._report(Finding("lost-signal", message, (place,), advice))
+
+
+def waited_for(kernel: ir.Kernel) -> frozenset[str]:
+    """The signals arrays that some statement of ``kernel`` waits for or reads."""
+    ops = ("wait", "barrier", "wait_each", "fetch_add")
+    return frozenset(name for _, body in kernel.classes for s in statements(body) for name in counters_in(s, ops))

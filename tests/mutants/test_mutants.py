@@ -1,0 +1,72 @@
+"""Every mutant of every kernel is caught, or is in ``equivalent.toml`` with the reason why it changes nothing.
+
+``pytest tests/mutants`` runs a sample, ``pytest tests/mutants --mutants=all`` all of them (minutes), and
+``python -m tests.mutants.report`` all of them to write the page docs/mutants.md.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from pk.ir.mutate import Mutant, mutants
+from tests.mutants import report
+from tests.mutants.equivalents import EQUIVALENT
+from tests.mutants.run import verdict
+from tests.mutants.subject import Subject
+from tests.mutants.subjects import SUBJECTS
+from tests.mutants.subjects_tests import SUBJECTS as OF_TESTS
+
+EVERY = [*SUBJECTS, *OF_TESTS]
+SAMPLE = [s for s in SUBJECTS if not s.name.startswith(("07.", "08.moe_dispatch"))]  # these two are large
+SHARE = 8  # one mutant of so many is in the sample
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--mutants") == "all"
+        metafunc.parametrize("subject", EVERY if everything else SAMPLE, ids=str)
+
+
+def _chosen(subject: Subject, everything: bool) -> list[Mutant]:
+    """The mutants to run: all, or one of ``SHARE``, always the same ones."""
+    return [m for m in mutants(subject.ir) if everything or zlib.crc32(f"{subject}{m.name}".encode()) % SHARE == 0]
+
+
+def test_mutants_are_caught(subject: Subject, request: pytest.FixtureRequest) -> None:
+    everything = request.config.getoption("--mutants") == "all"
+    listed = EQUIVALENT.get(subject.name, {})
+    missed, wrong = [], []
+    for mutant in _chosen(subject, everything):
+        v = verdict(subject, mutant)
+        if not v.caught and mutant.name not in listed:
+            missed.append(f"{mutant.name} (line {mutant.span.line})")
+        if v.caught and mutant.name in listed:
+            wrong.append(f"{mutant.name}: caught by {v.by}")
+    assert not missed, "nothing catches\n  " + "\n  ".join(missed)
+    assert not wrong, "listed as equivalent, and caught:\n  " + "\n  ".join(wrong)
+
+
+def test_the_sample_has_every_operator() -> None:
+    from pk.ir.mutations import OPERATORS
+
+    assert {m.operator for s in SAMPLE for m in _chosen(s, False)} >= set(OPERATORS) - {"swap-tiles"}
+
+
+def test_every_listed_mutant_exists_and_has_a_reason() -> None:
+    names = {s.name: {m.name for m in mutants(s.ir)} for s in EVERY}
+    for subject, listed in EQUIVALENT.items():
+        assert subject in names, f"equivalent.toml names {subject}, which is no subject"
+        assert not set(listed) - names[subject], f"{subject} has no such mutants"
+        assert all(len(reason) > 20 for reason in listed.values()), subject
+
+
+def test_the_page_is_up_to_date() -> None:
+    kept = report.PAGE.read_text(encoding="utf-8")
+    for subject in EVERY:
+        row = next((line for line in kept.splitlines() if line.startswith(f"| {subject.name} |")), None)
+        assert row is not None, f"docs/mutants.md has no row for {subject}: python -m tests.mutants.report"
+        total, equivalent = len(list(mutants(subject.ir))), len(EQUIVALENT.get(subject.name, {}))
+        cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        assert (int(cells[1]), int(cells[-1])) == (total, equivalent), f"{subject}: python -m tests.mutants.report"
