@@ -30,14 +30,14 @@ def facts() -> Row:
 
 
 def write(folder: str, name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """``folder/name.csv`` and ``folder/name.json``; nothing without a folder."""
+    """``folder/name.csv`` and ``folder/name.json``; nothing without a folder.  What is nested is only in the JSON."""
     if not folder:
         return
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, dict | list)))
     with open(path / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     text = json.dumps({**facts(), "notes": list(notes), "rows": list(rows)}, indent=1)

@@ -31,6 +31,7 @@ __all__ = [
     "errors",
     "finalize",
     "kernel",
+    "nn",
     "ops",
     "reset",
     "spawn",
@@ -42,8 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "ops":  # imports torch: only when somebody asks
+    if name in ("nn", "ops"):  # import torch: only when somebody asks
         import importlib
 
-        return importlib.import_module("pk.ops")
+        return importlib.import_module(f"pk.{name}")
     raise AttributeError(f"module 'pk' has no attribute {name!r}")

@@ -238,9 +238,9 @@ def check(
         checks = Checks(options, pool)
 
         def launch(rank: int) -> None:
-            mine = {name: _of_rank(kernel, name, value, rank) for name, value in bound.items()}
+            mine = [_of_rank(kernel, name, value, rank) for name, value in bound.items()]
             with substituted(checks):
-                kernel(**mine)
+                kernel(*mine)  # by position: a parameter may be called `group`
 
         try:
             spawn(launch, world_size, "sim")

@@ -50,15 +50,25 @@ def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) ->
     _refuse(kernel, program, call, group)
     remote = [name for name in program.remote if name in call.tensors] if group.world_size > 1 else []
     payload = {
-        "tensors": call.tensors, "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms,
+        "tensors": {name: _portable(t) for name, t in call.tensors.items()},
+        "dtypes": {name: t.dtype for name, t in call.tensors.items()},
+        "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms,
         "types": program.types, "places": {name: symm.place(call.tensors[name], group) for name in remote},
     }  # fmt: skip
     constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
     what = f"launch of {kernel.name}({constants})"
     result = group.meet(what, payload, lambda ranks: _simulate(kernel, program, ranks))
     for name, tensor in result.items():
-        if tensor.data_ptr() != call.tensors[name].data_ptr():  # ranks in other processes get copies back
-            call.tensors[name].copy_(tensor)
+        # Ranks in other processes get copies back: of what the kernel writes, since autograd counts writes to a tensor.
+        if name in program.written and tensor.data_ptr() != call.tensors[name].data_ptr():
+            call.tensors[name].copy_(tensor.view(call.tensors[name].dtype))
+
+
+def _portable(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, float8 as a view of bytes: torch cannot unpickle float8."""
+    import torch
+
+    return tensor.detach().view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
@@ -66,7 +76,9 @@ def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> 
 
     _agree(kernel, ranks)
     args: list[Arguments] = [
-        {name: SimTensor(*_raw(tensor)) for name, tensor in rank["tensors"].items()} | rank["scalars"] for rank in ranks
+        {name: SimTensor(*_raw(tensor.view(rank["dtypes"][name]))) for name, tensor in rank["tensors"].items()}
+        | rank["scalars"]
+        for rank in ranks
     ]
     limits = [rank["sms"] for rank in ranks if rank["sms"] is not None]
     sms, seed = min([int(env.get("PK_SIM_SMS")) or DEFAULT_SMS, *limits]), int(env.get("PK_SEED"))

@@ -58,6 +58,23 @@ def rows(x: pk.Global, which: pk.Global, c: pk.Global):
 
 
 @pk.kernel
+def send_rows(x: pk.Global, which: pk.Global, c: pk.Parallel):
+    """Row i of x to row which[i] % 100 of rank which[i] // 100; nowhere where which[i] is negative."""
+    ring = pk.pipeline(2, x=pk.shared((TILE, TILE), x.dtype))
+    landed = pk.signals(100)
+    for i, j in pk.tasks(pk.cdiv(which.shape[0], TILE), pk.cdiv(x.cols, TILE)):
+        with pk.loader():
+            with ring.fill() as s:
+                pk.gather_async(s.x, x, i * TILE + pk.iota((TILE,)), j)
+        with pk.storer():
+            entry = pk.load(which, i, (TILE,), other=-1)
+            rank, row = pk.where(entry < 0, 77, entry // 100), pk.where(entry < 0, -1, entry % 100)
+            with ring.drain() as s:
+                pk.scatter_async(c, s.x, row, j, rank=rank)
+            pk.signal(landed, row, rank)
+
+
+@pk.kernel
 def chosen(x: pk.Global, y: pk.Global, c: pk.Global, m: int):
     """c = tile row m of x or of y, whichever has it."""
     ring = pk.pipeline(2, x=pk.shared((TILE, TILE), x.dtype))

@@ -202,13 +202,13 @@ def test_operators_want_tensors() -> None:
     )
 
 
-def test_operators_have_no_backward() -> None:
-    a, b = bf16(8, 8), torch.nn.Parameter(bf16(8, 8))
+def test_float8_operators_have_no_backward() -> None:
+    a, b = bf16(16, 16).to(torch.float8_e4m3fn), bf16(16, 16).to(torch.float8_e4m3fn).T.requires_grad_()
     with pytest.raises(errors.ArgumentError) as caught:
         pk.ops.matmul_reduce_scatter(a, b)
     assert str(caught.value) == (
-        "`b` of pk.ops.matmul_reduce_scatter requires a gradient, and pk's operators have no backward yet.\n"
-        "  Call it under torch.no_grad(), or pass `b.detach()`."
+        "pk.ops.matmul_reduce_scatter of torch.float8_e4m3fn has no backward pass, and an argument requires a "
+        "gradient.\n  Call it under torch.no_grad(), or with bfloat16 operands."
     )
     with torch.no_grad():
         assert torch.equal(pk.ops.matmul_reduce_scatter(a, b), pk.ops.matmul_reduce_scatter(a, b.detach()))

@@ -27,6 +27,7 @@ KERNELS = {
     "elements": (k.elements, {"x": 2, "c": 2}),
     "tiles": (k.tiles, {"x": 2, "c": 2}),
     "rows": (k.rows, {"x": 2, "which": 1, "c": 2}),
+    "send_rows": (k.send_rows, {"x": 2, "which": 1, "c": 2}),
     "chosen": (k.chosen, {"x": 2, "y": 2, "c": 2}),
     "unwritten": (k.unwritten, {"x": 2, "c": 2}),
 }
@@ -98,7 +99,7 @@ def _call(rank: int, name: str, numbers: tuple[int, ...]) -> None:
     elif name == "tiles":
         k.tiles(x, c, *numbers)
     else:
-        k.rows(x, torch.tensor(numbers, dtype=torch.int32), c)
+        (k.rows if name == "rows" else k.send_rows)(x, torch.tensor(numbers, dtype=torch.int32), c)
 
 
 @pytest.mark.parametrize(("call", "wanted"), PLANTED)

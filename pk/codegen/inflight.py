@@ -36,6 +36,19 @@ def streams(body: ir.Block) -> bool:
     return named and len(pipelines(body)) <= 1 and only_multiplies(body)
 
 
+def only_loads(block: ir.Block) -> bool:
+    """Whether ``block`` is one or more ``load_async`` and nothing else."""
+    return bool(block) and all(isinstance(s, ir.Do) and s.op == "load_async" for s in block)
+
+
+def loaded(s: ir.Statement) -> ir.Shared:
+    """The tile that a ``load_async`` fills."""
+    assert isinstance(s, ir.Do)
+    tile = s.operands[0]
+    assert isinstance(tile, ir.Shared)
+    return tile
+
+
 def _mentions(s: ir.Statement, name: str) -> bool:
     return name in split.used(s) or (isinstance(s, ir.Assign) and s.var.name == name)
 

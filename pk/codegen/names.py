@@ -19,6 +19,7 @@ RESERVED = frozenset(
     """abs accumulator adds alive all_reduce all_reduce_multicast at barrier barrier_multicast bf16 blocks cast
     ceil_div check_bounds ci claims cluster_barrier cluster_rank columns combine communicator communicator_blocks
     communicator_kernel config consumer context coordinate coordinate_in_groups ctx cursor deferred device_assert
+    expect_loads load_expected load_expected_shared
     e4m3 e5m2 element_of elements enter exchanged expf f16 fetch_add fill fill_nan filled filled_vector floor_div
     floor_mod full gather_async gelu gelu_tanh greatest headers_multicast index_vector iota is_real launch
     launch_begin launch_close launch_open launch_role launch_state least leave linear_tile load load_async load_columns

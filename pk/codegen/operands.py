@@ -66,6 +66,7 @@ class WindowText:
     everyone: bool
     coord: tuple[str, ...]
     shared: bool = False  # a load that the blocks of a cluster make together
+    expected: bool = False  # a load whose bytes have been announced, by the thread that makes it
 
 
 @dataclass(frozen=True, slots=True)

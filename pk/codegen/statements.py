@@ -8,7 +8,7 @@ path to here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pk.codegen import cluster, deferred, inflight, render, turns
 from pk.codegen.accesses import Accesses
@@ -60,6 +60,7 @@ class Statements:
         self._path = Path()
         self._used = self._builtins.aliases.union(*(split.used(s) for s in split.statements(role.body)))
         self._lines = Lines(1)
+        self._together = False  # in a branch that one thread takes, to make all loads of a stage
         self._pads = False  # in a task that a pair of blocks may have once too often
         self._adds = ""  # in a loop of signals that share one release: the C++ name of whether this thread adds
         self._turns = turns.team_turns(role.body) if role.teams > 1 else turns.Turns()
@@ -274,11 +275,29 @@ class Statements:
         else:
             self._lines.source(s.span)
         self._say(f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, role=self._role.kind, at=self._at(s))
-        self._block(s.body, scope)
-        self._leave(s, ring)
+        if self._role.kind == "loader" and s.mode == "fill" and inflight.only_loads(s.body):
+            self._loads(s.body, scope, ring, held)
+        else:
+            self._block(s.body, scope)
+            self._leave(s, ring)
         if braces:
             self._lines.close()
         del self._operand.held[s.pipeline]
+
+    def _loads(self, body: ir.Block, scope: set[str], ring: str, held: Held) -> None:
+        """A stage that is filled by loads and nothing else: one thread announces them all, then makes them."""
+        for s in body:
+            self._meet(s)
+        tiles = [f"{held.stage}.{shared_member(inflight.loaded(s).field)}" for s in body]
+        first, *rest = render.statement("loads_begin", full=held.full, tiles=tiles).split("\n")
+        self._lines.open(first)
+        for line in rest:
+            self._lines.add(line)
+        self._together = True
+        self._block(body, scope)
+        self._together = False
+        self._lines.close()
+        self._say("loads_end", ring=ring)
 
     def _hold(self, s: ir.Stage) -> Held:
         """Names for the stage's variables: the user's own, where no outer stage has it."""
@@ -371,6 +390,7 @@ class Statements:
             assert isinstance(memory, ir.Memory | ir.Choose)
             assert isinstance(tile, ir.Shared)
             window = self._operand.window(memory, tile.type, self._role.shares(s))
+            window = replace(window, expected=self._together)
             operands = [window if o is memory else self._operand(o) for o in s.operands]
         elif s.op in ("reduce", "all_reduce"):
             operands = [self._direct(o) for o in s.operands if isinstance(o, ir.Memory)]

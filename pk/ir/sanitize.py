@@ -8,7 +8,7 @@ refuses every tile that lies wholly outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -26,7 +26,7 @@ def sanitized(kernel: ir.Kernel, level: int = 1) -> ir.Kernel:
 
     An index that a ``fetch_add`` makes on the spot is left out: it cannot be looked at without a second add.
     """
-    writer = _Writer(kernel, level)
+    writer = _Writer(level)
     return replace(
         kernel,
         compute=writer.block(kernel.compute),
@@ -37,12 +37,8 @@ def sanitized(kernel: ir.Kernel, level: int = 1) -> ir.Kernel:
 class _Writer:
     """Rewrites the blocks of one kernel."""
 
-    def __init__(self, kernel: ir.Kernel, level: int) -> None:
+    def __init__(self, level: int) -> None:
         self._level = level
-        self._values: dict[str, list[ir.Expr]] = {}  # that a name may have
-        for s in (s for block in (kernel.prologue, *dict(kernel.classes).values()) for s in split.statements(block)):
-            if isinstance(s, ir.Assign):
-                self._values.setdefault(s.var.name, []).append(s.value)
 
     def block(self, block: ir.Block) -> ir.Block:
         """``block`` with bounds before its statements; what has just been checked is not checked again."""
@@ -74,7 +70,11 @@ class _Writer:
                 if not _adds(b.index) and (b.guard is None or not _adds(b.guard)):
                     yield replace(b, span=s.span)
         if isinstance(s, ir.Do) and s.op in ("signal", "signal_each"):
-            yield from self._rank(s.operands[1], f"the rank that `{_signals(s)}` is signalled on", None, s.span)
+            counter = s.operands[0]
+            assert isinstance(counter, ir.Signal)
+            meant = f"the rank that `{counter.signals}` is signalled on"
+            for b in self._rank(s.operands[1], meant, None, [(i, None) for i in counter.index]):
+                yield replace(b, span=s.span)
 
     def _found(
         self, e: ir.Operand, guard: ir.Expr | None, tile: tuple[int, ...], s: ir.Statement
@@ -101,7 +101,8 @@ class _Writer:
 
     def _memory(self, m: ir.Memory, guard: ir.Expr | None, tile: tuple[int, ...]) -> Iterator[ir.Bounds]:
         if m.rank is not None:
-            yield from self._rank(m.rank, f"the rank whose `{m.tensor}` is meant", guard, m.span)
+            rows = [(index, ir.Dim(m.tensor, axis)) for axis, index in enumerate(m.coord)]
+            yield from self._rank(m.rank, f"the rank whose `{m.tensor}` is meant", guard, rows)
         sizes = (1,) * (len(m.coord) - len(tile)) + tile[-len(m.coord) :]
         for axis, (index, size) in enumerate(zip(m.coord, sizes, strict=True)):
             back = len(m.coord) - 1 - axis
@@ -113,23 +114,31 @@ class _Writer:
         """How far outside a window of ``size`` elements, or an element of a vector, may lie."""
         if self._level >= 2:
             return 0
-        if isinstance(index.type, Tile):  # the last lanes of a vector that counts lie behind a tail
-            return index.type.cols if self._counts(index, set()) else 0
+        if isinstance(index.type, Tile):
+            return index.type.cols  # the last lanes of a vector that covers a tail
         return max(BLOCK, TURNS * size) if size > 1 else TURNS
 
-    def _counts(self, e: ir.Operand, seen: set[str]) -> bool:
-        """Whether ``e`` was reckoned from a ``pk.iota``, and not read from memory."""
-        if isinstance(e, ir.Call) and e.op in ("iota", "load_elements"):
-            return e.op == "iota"
-        if isinstance(e, ir.Var) and e.name not in seen:
-            seen.add(e.name)
-            return any(self._counts(value, seen) for value in self._values.get(e.name, ()))
-        return any(self._counts(inner, seen) for inner in split.children(e))
-
-    def _rank(self, rank: ir.Operand, what: str, guard: ir.Expr | None, span: ir.Span) -> Iterator[ir.Bounds]:
+    def _rank(
+        self, rank: ir.Operand, what: str, guard: ir.Expr | None, at: Sequence[tuple[ir.Expr, ir.Dim | None]]
+    ) -> Iterator[ir.Bounds]:
+        """``at``: the coordinates beside ``rank`` with their extents; a rank beside one that means nothing is none."""
         assert not isinstance(rank, ir.Memory | ir.Choose | ir.Shared | ir.Signal)
-        if not isinstance(rank, ir.Rank) and not _adds(rank):
-            yield ir.Bounds(rank, ir.World(), what, guard, span=span)
+        if isinstance(rank, ir.Rank) or _adds(rank):
+            return
+        kind = rank.type
+        if isinstance(kind, Tile):
+            for index, extent in at:
+                if isinstance(index.type, Tile):
+                    rank = ir.Call("where", (_exists(index, extent), rank, ir.const(-1)), kind)
+        yield ir.Bounds(rank, ir.World(), what, guard)
+
+
+def _exists(index: ir.Expr, extent: ir.Dim | None) -> ir.Expr:
+    """Where elements of the index vector ``index`` mean something."""
+    assert isinstance(index.type, Tile)
+    found = replace(index.type, dtype=BOOL.dtype)
+    exists = ir.Binary(">=", index, ir.const(0), found)
+    return exists if extent is None else ir.Binary("and", exists, ir.Binary("<", index, extent, found), found)
 
 
 def holds(b: ir.Bounds, index: int, bound: int) -> bool:
@@ -162,12 +171,6 @@ def _stores(s: ir.Statement, m: ir.Memory) -> ir.Expr | None:
         assert not isinstance(rows, ir.Memory | ir.Choose | ir.Shared | ir.Signal)
         return None if isinstance(rows, ir.Const) else ir.Binary(">", rows, ir.const(0), BOOL)
     return None
-
-
-def _signals(s: ir.Do) -> str:
-    first = s.operands[0]
-    assert isinstance(first, ir.Signal)
-    return first.signals
 
 
 def _adds(e: ir.Operand) -> bool:

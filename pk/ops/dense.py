@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pk.errors import ArgumentError
-from pk.ops import inputs, kernels, model
+from pk.ops import cublas, inputs, kernels, model
 from pk.ops.model import CONFIGS, Config, Problem
+from pk.ops.route import routed
 from pk.runtime.group import current
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
+LIBRARY = "library"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Operand:
     transposed: bool
 
 
+@routed
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -44,12 +48,15 @@ def matmul(
 
     a (M, K) and b (K, N): bfloat16, float16 or float8_e4m3fn, both alike, each row-major or the transposed view of
     a row-major matrix (no copy is made), as ``F.linear``'s weight is: ``matmul(x, weight.T)``; float8 must be
-    contiguous along K, as ``torch._scaled_mm`` wants it too.  N is a multiple of 16 bytes.  ``bias`` (N,); ``activation`` "relu",
-    "gelu", "gelu_tanh" or "silu"; ``scale_a`` (M, 1) or one element, ``scale_b`` (1, N) or one element, float32.
+    contiguous along K, as ``torch._scaled_mm`` wants it too.  N is a multiple of 16 bytes.  ``bias`` (N,);
+    ``activation`` "relu", "gelu", "gelu_tanh" or "silu"; ``scale_a`` (M, 1) or one element, ``scale_b`` (1, N) or one
+    element, float32.
 
     Returns ``out``, or a new (M, N) of ``out_dtype``: by default the dtype of ``a``, bfloat16 for float8.
-    ``config`` names one of ``pk.ops.model.CONFIGS``; by default the model chooses (:func:`explain`).  ``sms``: SMs that
-    it may fill.  There is no backward yet.  Raises :class:`pk.errors.ArgumentError` for what cannot work.
+    ``config`` names one of ``pk.ops.model.CONFIGS``, or "library" for torch's; by default the model chooses, and on
+    CUDA it takes the library where that has the lower estimate and does the same in one kernel
+    (:func:`pk.ops.explain` tells).  ``sms``: SMs that it may fill.  Raises :class:`pk.errors.ArgumentError` for what
+    cannot work.
     """
     given = {k: v for k, v in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items() if v is not None}
     a, b, *rest = inputs.tensors("matmul", a=a, b=b, **given)
@@ -58,17 +65,53 @@ def matmul(
     out = _result(a, b, out, out_dtype)
     if out.numel() == 0 or a.shape[1] == 0:
         return without_k(out, vectors.get("bias"), activation)
-    problem = _problem(a, b, out, sms or current(group).sms or model.SMS)
-    chosen = _config(config, problem)
-    _launch(a, b, out, vectors, activation or "none", chosen, group, sms)
+    limit = sms or current(group).sms
+    problem = _problem(a, b, out, limit or model.SMS)
+    if config is None and a.is_cuda and limit in (None, _sms_of(a.device)):
+        if out.is_contiguous() and not no_library(a, out.dtype, activation, vectors) and cublas.preferred(problem):
+            config = LIBRARY
+    if config == LIBRARY:
+        from pk.ops import baseline
+
+        epilogue = vectors.get("bias"), activation or "none", vectors.get("scale_a"), vectors.get("scale_b")
+        return baseline.product(a, b, out.dtype, *epilogue, out)
+    _launch(a, b, out, vectors, activation or "none", _config(config, problem), group, sms)
     return out
 
 
-def explain(a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, sms: int | None = None) -> str:
-    """What :func:`matmul` chooses for these operands, which may be on "meta", and the runners-up."""
-    check_operands(a, b, None)
+def explain(
+    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
+    config: Config | str | None = None, sms: int | None = None,
+) -> str:  # fmt: skip
+    """What :func:`matmul` chooses for these operands on CUDA, which may be on "meta", the runners-up, and why."""
+    check_operands(a, b, activation)
+    given = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     dtype = out_dtype or default_dtype(a)
-    return model.explain(_problem(a, b, torch.empty((0,), dtype=dtype, device="meta"), sms or _sms(a)))
+    p = _problem(a, b, torch.empty((0,), dtype=dtype, device="meta"), sms or _sms(a))
+    why = no_library(a, dtype, activation, {k: v for k, v in given.items() if v is not None})
+    if sms not in (None, _sms(a)):
+        why = "the library takes all SMs"
+    library = config == LIBRARY or (config is None and not why and cublas.preferred(p))
+    taken = None if config is None or config == LIBRARY else _config(config, p)
+    table = model.explain(p, taken=taken, arrow=not library)
+    if config is not None:
+        why = "asked for by `config`"
+    elif not why:
+        why = "the lowest estimate" if library else "not quicker"
+        if p.m <= cublas.FEW_ROWS:
+            why = f"{cublas.DOUBT:.0%} are in doubt for few rows" if library else "slower, even beyond doubt"
+    return f"{table}\n  {'->' if library else '  '} {LIBRARY:<14} {cublas.microseconds(p):9.1f} us  {why}"
+
+
+def no_library(a: torch.Tensor, dtype: torch.dtype, activation: str | None, vectors: dict[str, torch.Tensor]) -> str:
+    """Why the library is no candidate for this call, whose epilogue or dtypes it has not in one kernel; "" if it is."""
+    if a.dtype not in SIXTEEN_BIT or dtype != a.dtype:
+        return f"the library is not measured for {a.dtype} to {dtype}"
+    if activation not in (None, "none") or vectors.keys() - {"bias"}:
+        return "the library has no such epilogue"
+    bias = vectors.get("bias")
+    return "the library would round before it adds this bias" if bias is not None and bias.dtype != dtype else ""
 
 
 # ------------------------------------------------------------------------------------------------- arguments
@@ -115,12 +158,19 @@ def check_result(shape: tuple[int, int], out: torch.Tensor | None, dtype: torch.
         raise ArgumentError(f"`out` has strides {out.stride()}, and its rows must be contiguous.")
 
 
+def columns_first(x: torch.Tensor) -> bool:
+    """Whether ``x`` is the transposed view of a row-major matrix."""
+    if x.shape[1] == 1:  # one column is one row of the other: TMA wants rows of 16 bytes
+        return x.shape[0] > 1 and x.stride(0) == 1 and x.element_size() > 1
+    return x.stride(1) != 1 and (x.stride(0) == 1 or x.shape[0] == 1)
+
+
 def operand(name: str, x: torch.Tensor, along: int) -> Operand:
     """``x`` as TMA can address it; ``along`` is the axis of K, along which 8-bit operands must be contiguous."""
-    if x.stride(1) == 1 or x.shape[1] == 1:
-        found = Operand(x, transposed=False)
-    elif x.stride(0) == 1 or x.shape[0] == 1:
+    if columns_first(x):
         found = Operand(x.T, transposed=True)
+    elif x.stride(1) == 1 or x.shape[1] == 1:
+        found = Operand(x, transposed=False)
     else:
         raise ArgumentError(
             f"`{name}` has strides {x.stride()}: neither its rows nor its columns are contiguous.\n"
@@ -140,17 +190,23 @@ def _config(config: Config | str | None, p: Problem) -> Config:
         return model.choose(p)
     if isinstance(config, str):
         if config not in CONFIGS:
-            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(CONFIGS)}.")
+            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(CONFIGS)}, library.")
         return CONFIGS[config]
     return config
 
 
 def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sms: int) -> Problem:
-    return Problem(a.shape[0], b.shape[1], a.shape[1], 8 * a.element_size(), 8 * out.element_size(), sms)
+    layout = "nk" if columns_first(b) else "kn"
+    return Problem(a.shape[0], b.shape[1], a.shape[1], 8 * a.element_size(), 8 * out.element_size(), sms, layout)
+
+
+@functools.cache
+def _sms_of(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _sms(a: torch.Tensor) -> int:
-    return torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else model.SMS
+    return _sms_of(a.device) if a.is_cuda else model.SMS
 
 
 def vector(name: str, x: torch.Tensor | None, count: int) -> torch.Tensor | None:

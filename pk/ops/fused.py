@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pk.ops import dense, model, parallel_kernels
+from pk.ops import dense, few_rows, model, parallel_kernels
 from pk.ops.model import CONFIGS, Config, Problem
 from pk.ops.workspace import symmetric_workspace
 from pk.runtime import symm
@@ -17,9 +17,15 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
-TILES = ("c128x256", "c128x192", "c128x64", "c64x128")
-"""Configurations of the kernel ``matmul`` that these kernels have too: one tile at a time, no cluster."""
+TILES = ("c128x256", "c128x192", "p128x192", "p128x160", "c128x64", "c64x128")
+"""Configurations of the kernel ``matmul`` that these kernels have too: no clusters, no parts of K."""
+FEW = (
+    *(f"t64x{cols}.d128{parts}" for cols in (8, 16, 32, 64, 128) for parts in ("", ".k2", ".k4")),
+    *(f"t128x{cols}{parts}" for cols in (64, 128, 256) for parts in ("", ".k2")), "t64x256",
+)  # fmt: skip
+"""The same for a few rows, up to 256: see ``few_rows.py``."""
 COMM_SMS = 8  # fill an NVLink of H200s (348 of 358 GB/s)
+FEW_BYTES = 4 << 20  # take the link as long as reading b twice takes, or so
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
 
 
@@ -60,13 +66,32 @@ class Request:
         return Problem(rows, self.b.shape[1], self.a.shape[1], bits, out_bits, self.group.sms or model.SMS)
 
 
+def tiles(operator: str) -> tuple[str, ...]:
+    """Configurations of ``operator``: sums leave no registers for an accumulator of 192."""
+    return tuple(name for name in TILES if name != "p128x192" or operator == "all_gather_matmul")
+
+
 def choose_tile(request: Request, comm_sms: int) -> Config:
     """The tile with the lowest estimate on the SMs that compute."""
     p = request.computed
     p = Problem(p.m, p.n, p.k, p.bits, p.out_bits, max(1, p.sms - comm_sms))
-    candidates = [CONFIGS[name] for name in TILES]
+    swapped = few_tiles(request.operator, request.world, p)
+    if swapped:
+        return min(swapped, key=lambda c: model.microseconds(c, p))
+    candidates = [CONFIGS[name] for name in tiles(request.operator)]
     fitting = [c for c in candidates if c.rows < 2 * max(p.m // request.world, 64)] or candidates[-1:]
     return min(fitting, key=lambda c: model.microseconds(c, p))
+
+
+def few_tiles(operator: str, world: int, p: Problem) -> list[Config]:
+    """The tiles for a few rows that may compute ``p``; none if there are more, or if they would send too much.
+
+    Such an all-reduce sends whole terms to every peer, and not a share of them twice.
+    """
+    more_bytes = max(0, (world - 1) * (world - 2)) * p.m * p.n * p.out_bits // 8 // world
+    if operator == "matmul_all_reduce" and more_bytes > FEW_BYTES:
+        return []
+    return [CONFIGS[name] for name in FEW if CONFIGS[name].cols >= p.m and model.legal(CONFIGS[name], p)]
 
 
 def run(
@@ -76,6 +101,8 @@ def run(
     comm_sms = COMM_SMS if comm_sms is None else comm_sms
     communicates = request.operator == "all_gather_matmul" and request.world > 1
     tile = tile or choose_tile(request, comm_sms if communicates else 0)
+    if tile.swap:
+        return few(request, out, tile, gathered)
     if request.operator == "all_gather_matmul":
         return _all_gather(request, out, tile, comm_sms, gathered)
     if request.operator == "matmul_reduce_scatter":
@@ -94,9 +121,8 @@ def _all_gather(
     if scale is not None and q.world > 1:
         scale = _gather_scales(q, dense.vector("scale_a", scale, rows))
     parallel_kernels.all_gather_matmul(
-        x=a, c=out.view(q.world, rows, -1), whole=whole, **_operands(q, (q.world, rows, 1), scale), **_constants(q, tile, a, out),
-        OUTS=tile.outs, PINGPONG=tile.pingpong, COMM=comm_sms,
-        BC=CHUNK // a.element_size(), group=q.group,
+        x=a, c=out.view(q.world, rows, -1), whole=whole, **_operands(q, (q.world, rows, 1), scale),
+        **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), group=q.group,
     )  # fmt: skip
     return out, None if whole is None else whole.view(-1, k).clone()
 
@@ -118,11 +144,62 @@ def _all_reduce(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Ten
     assert c is not None
     by_cols = -(-a.shape[0] // tile.rows) < 4 * q.world
     parallel_kernels.matmul_all_reduce_ordered(
-        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_constants(q, tile, a, c), BY_COLS=by_cols, group=q.group
-    )
+        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_constants(q, tile, a, c), BY_COLS=by_cols,
+        group=q.group,
+    )  # fmt: skip
     if inside:
         return c
     return c.clone() if out is None else out.copy_(c)
+
+
+def few(
+    q: Request, out: torch.Tensor | None, tile: Config, gathered: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`run` for a few rows; others are right too, and slow."""
+    p = q.computed
+    a = rows_contiguous(q.a)
+    out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
+    gathers = q.operator == "all_gather_matmul"
+    scale = dense.vector("scale_a", q.scale_a, a.shape[0])
+    if scale is not None and gathers and q.world > 1:
+        scale = _gather_scales(q, scale)
+    columns, bias = dense.vector("scale_b", q.scale_b, p.n), dense.vector("bias", q.bias, p.n)
+    b = dense.operand("b", q.b, along=0)
+    given: dict[str, Any] = {
+        "b": b.memory, "B_T": b.transposed, "c": out, "ACTIVATION": q.activation, "group": q.group,
+        "row_scale": None if columns is None else columns.unsqueeze(1),
+        "col_scale": None if scale is None else dense.aligned(scale).unsqueeze(0),
+    }  # fmt: skip
+    sizes: dict[str, Any] = tile.constants(a.element_size(), out.element_size(), scale is not None)
+    given |= {name: sizes[name] for name in ("BK", "P", "WARPGROUPS", "SPLIT")} | {"BN": tile.rows, "BM": tile.cols}
+    if gathers:
+        whole = symmetric_workspace(q.group, "gathered", (p.m, p.k), a.dtype) if gathered else None
+        piece = next((r for r in (8, 16) if r >= a.shape[0]), 32)
+        stages, row_stages = _few_stages(tile, scale is not None)
+        few_rows.few_all_gather_matmul(
+            x=a, whole=whole, row_bias=None if bias is None else bias.unsqueeze(1), **given, STAGES=stages,
+            ROW_STAGES=row_stages, PR=piece, PC=CHUNK // a.element_size(),
+        )  # fmt: skip
+        return out, None if whole is None else whole.clone()
+    piece = next((r for r in (8, 16, 32) if r >= out.shape[0]), 32 if out.shape[0] <= 128 else 64)
+    scatter, pieces = q.operator == "matmul_reduce_scatter", tile.cols // sizes["P"]
+    few_rows.few_matmul_reduce(
+        a=a, col_bias=None if bias is None else dense.aligned(bias).unsqueeze(0), **given,
+        STAGES=sizes["STAGES"], OUTS=1 if scatter else min(pieces, 2),  # rows that are scattered lie apart
+        SCATTER=scatter, WORLD=q.world, PR=piece,
+    )  # fmt: skip
+    return out, None
+
+
+def _few_stages(tile: Config, vectors: bool) -> tuple[int, int]:
+    """Stages of b, which comes from memory, and of the rows, which come from L2: as many as fit, of b first."""
+    left = model.SHARED - 2 * 2 * tile.rows * min(tile.piece, tile.cols) - model.VECTORS * vectors
+    weights, rows = 2 * tile.depth * tile.rows, max(1024, 2 * tile.depth * tile.cols)
+    for stages in range(12, 1, -1):
+        fitting = min(stages, (left - stages * weights) // rows)
+        if fitting >= min(stages, 4):
+            return stages, fitting
+    return 2, 2
 
 
 def symmetric(x: torch.Tensor, group: Group) -> bool:
@@ -146,15 +223,16 @@ def _operands(q: Request, rows: tuple[int, ...], scale: torch.Tensor | None) -> 
     return {
         "b": b.memory, "B_T": b.transposed, "ACTIVATION": q.activation,
         "row_scale": None if row is None else row.contiguous().view(rows),
-        "col_scale": None if col is None else dense.aligned(col).unsqueeze(0),
-        "col_bias": None if bias is None else dense.aligned(bias).unsqueeze(0),
+        "scale": None if col is None else dense.aligned(col).unsqueeze(0),
+        "bias": None if bias is None else dense.aligned(bias).unsqueeze(0),
     }  # fmt: skip
 
 
 def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
     vectors = q.bias is not None or q.scale_b is not None
     every = tile.constants(a.element_size(), c.element_size(), vectors)
-    return {name: every[name] for name in ("BM", "BN", "BK", "P", "STAGES", "WARPGROUPS")} | {"GROUP": tile.group or 8}
+    names = ("BM", "BN", "BK", "P", "STAGES", "OUTS", "WARPGROUPS", "PINGPONG")
+    return {name: every[name] for name in names} | {"GROUP": tile.group or 8}
 
 
 def _gather_scales(q: Request, mine: torch.Tensor) -> torch.Tensor:

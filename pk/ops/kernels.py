@@ -47,7 +47,7 @@ def matmul(
                 feed_vectors(vectors, col_scale, col_bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor, offset = row_vectors(row_scale, scale, row_bias, m, BM)
-            acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T)
+            acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T, SPLIT == 1)
             if SPLIT == 1 or part == SPLIT - 1:
                 if SPLIT > 1:
                     pk.wait(done, (m, n), SPLIT - 1)

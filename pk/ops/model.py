@@ -15,12 +15,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
+from pk.ops.clocks import CLOCK, CLOCK_8
+
 SMS = 132
 DRAM = 4.4e3  # bytes a nanosecond
 L2 = 5.5e3  # the same, of partial sums
 LAUNCH_US = 4.0
 FILL_CYCLES = 4700  # of the pipeline, before and after the waves
-STEP_CYCLES = 110  # of a stage whose multiplications take less
+STEP_CYCLES = 300  # of a stage whose multiplications take less
 FEED = 64  # bytes a cycle that an SM takes from L2
 SPLIT_US = 3.0  # of handing partial sums over
 SHARED = 231_424  # bytes of a block for stages
@@ -34,7 +36,8 @@ class Config:
 
     ``depth``: 16-bit elements of K in a stage; ``stages``: as many as fit up to this; ``piece``: columns of the tile
     that are stored at a time, ``outs`` such pieces under way; ``share``: the operand that clusters of 2 share;
-    ``group``: tiles walked together, 0 for the default; ``split``: parts of K.
+    ``group``: tiles walked together, 0 for the default; ``split``: parts of K; ``columns``: of tiles, from which on it
+    is a candidate.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Config:
     split: int = 1
     swap: bool = False
     depth: int = 64
+    columns: int = 0
 
     @property
     def cluster(self) -> int:
@@ -83,45 +87,52 @@ class Config:
 
 
 def _large() -> list[Config]:
-    """Names: c(ooperative) or p(ing-pong), tile, the operand that a cluster shares."""
+    """Names: c(ooperative) or p(ing-pong), tile, the operand that a cluster shares, s(tages), g(roup).
+
+    Blocks that run together read the fewest bytes where the tiles that they compute form a square: with 132 blocks 16
+    rows of 128x256 tiles, 14 of 128x192.  With 3 stages a whole tile of the result is stored behind the next main loop.
+    """
     base = Config("c128x256", 128, 256)
+    whole = replace(base, name="c128x256.s3", stages=3, outs=4)
     return [
         base,
+        replace(base, name="c128x256.g16", group=16),
+        whole,
+        replace(whole, name="c128x256.s3.g16", group=16),
         replace(base, name="c128x256.b", share="b"),
-        replace(base, name="c128x256.b.s3", share="b", stages=3, outs=4),
-        Config("c256x128.a", 256, 128, piece=32, share="a"),
-        Config("c256x128.b", 256, 128, piece=32, share="b"),
+        replace(whole, name="c128x256.b.s3", share="b"),
         Config("c256x192", 256, 192, piece=32),
-        Config("c256x160", 256, 160, piece=32, outs=1),
         Config("c128x192", 128, 192, piece=32),
         Config("p128x128", 128, 128, pingpong=True),
         Config("p128x128.b", 128, 128, pingpong=True, share="b"),
         Config("p128x192", 128, 192, piece=32, pingpong=True),
-        Config("p128x192.g16", 128, 192, piece=32, pingpong=True, group=16),
-        Config("p128x192.b", 128, 192, piece=32, pingpong=True, share="b"),
+        Config("p128x192.g16", 128, 192, piece=32, pingpong=True, group=16, columns=32),
+        Config("p128x160", 128, 160, piece=32, pingpong=True),
         Config("p64x256", 64, 256, pingpong=True),
         Config("c128x128.b", 128, 128, share="b"),
         Config("c128x64", 128, 64),
-        Config("c128x64.a", 128, 64, share="a"),
-        Config("c128x64.b", 128, 64, share="b"),
         Config("c64x128", 64, 128, warpgroups=1),
     ]
 
 
 def _small() -> list[Config]:
-    """For a few rows: the transpose is computed, so that they become columns, of which a tile may have few."""
+    """For a few rows: the transpose is computed, so that they become columns, of which a tile may have few.
+
+    Names: t(ranspose), tile, d(epth of a stage), k (parts of K), the operand that a cluster shares.
+    """
     found = []
     for cols in (8, 16, 32, 64, 128, 256):
-        piece = min(cols, 64)
-        base = Config(f"t64x{cols}", 64, cols, piece=piece, warpgroups=1, swap=True)
+        base = Config(f"t64x{cols}", 64, cols, piece=min(cols, 64), warpgroups=1, swap=True)
+        deep = replace(base, name=f"{base.name}.d128", depth=128)
         found.append(base)
-        found += [replace(base, name=f"{base.name}.k{s}", split=s) for s in (2, 4) if cols <= 128]
-        if cols <= 64:
-            found.append(replace(base, name=f"{base.name}.d128", depth=128))
+        if cols <= 128:
+            found += [deep, *(replace(deep, name=f"{deep.name}.k{s}", split=s) for s in (2, 4))]
+        if cols <= 32:
+            found.append(replace(base, name=f"{base.name}.d256", depth=256))
         if cols >= 64:
             found.append(replace(base, name=f"{base.name}.b", share="b"))
-            found += [replace(base, name=f"{base.name}.a", share="a")] if cols < 256 else []
-            wide = Config(f"t128x{cols}", 128, cols, piece=piece // 2 if cols == 256 else piece, swap=True)
+            found += [replace(deep, name=f"{deep.name}.{s}", share=s) for s in ("a", "b") if cols < 256]
+            wide = Config(f"t128x{cols}", 128, cols, piece=32 if cols == 256 else 64, swap=True)
             found += [wide, replace(wide, name=f"{wide.name}.k2", split=2)]
     return found
 
@@ -129,15 +140,6 @@ def _small() -> list[Config]:
 CONFIGS = {c.name: c for c in (*_large(), *_small())}
 """Every configuration, by name."""
 
-CLOCK = {
-    "c128x256": 1.585, "c128x256.b": 1.600, "c128x256.b.s3": 1.602, "c256x128.a": 1.585, "c256x128.b": 1.580,
-    "c256x192": 1.615, "c256x160": 1.590, "c128x192": 1.500, "p128x128": 1.510, "p128x128.b": 1.500,
-    "p128x192": 1.565, "p128x192.g16": 1.565, "p128x192.b": 1.560, "p64x256": 1.500, "c128x128.b": 1.500,
-    "c128x64.a": 1.400, "c128x64.b": 1.400,
-}  # fmt: skip
-"""GHz at which a configuration runs on random data; ``benchmarks/gemm_fit.py`` prints this table."""
-CLOCK_8: dict[str, float] = {}
-"""The same for 8-bit operands, where it differs."""
 CLOCK_ELSE = 1.6
 EPILOGUE = {False: 2040, True: 0}  # cycles a tile, by `pingpong`: there the other warpgroup multiplies meanwhile
 PINGPONG_FILL = 1700
@@ -145,7 +147,10 @@ PINGPONG_FILL = 1700
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What decides a choice; ``bits`` of an element of a and b, ``out_bits`` of the result."""
+    """What decides a choice; ``bits`` of an element of a and b, ``out_bits`` of the result.
+
+    ``layout`` of b: "kn", rows contiguous, or "nk", columns contiguous.
+    """
 
     m: int
     n: int
@@ -153,12 +158,14 @@ class Problem:
     bits: int = 16
     out_bits: int = 16
     sms: int = SMS
+    layout: str = "kn"
 
 
 def legal(c: Config, p: Problem) -> bool:
     """Whether the model considers ``c``: tiles that mostly lie outside the result are no candidates."""
     if not c.swap:
-        return p.m > 64 and c.rows < 2 * max(p.m, 64) and c.cols < 2 * max(p.n, 64)
+        fits = c.rows < 2 * max(p.m, 64) and c.cols < 2 * max(p.n, 64)
+        return p.m > 64 and fits and -(-p.n // c.cols) >= c.columns
     wanted = next((w for w in (8, 16, 32, 64, 128, 256) if w >= p.m), 0)
     steps = -(-p.k * p.bits // (16 * c.depth))
     halves = c.cols == wanted // 2 >= 64  # two tiles of columns, which may share weights
@@ -180,18 +187,19 @@ def cycles(c: Config, p: Problem) -> float:
     return waves * (steps * step + epilogue) + FILL_CYCLES + PINGPONG_FILL * c.pingpong
 
 
-def clock(c: Config, bits: int) -> float:
+def clock(c: Config, p: Problem) -> float:
     """GHz of a GPU that runs ``c``."""
-    clocks = CLOCK | CLOCK_8 if bits == 8 else CLOCK
-    return clocks.get(c.name, CLOCK_ELSE)
+    table = CLOCK_8 if p.bits == 8 else CLOCK[p.layout]
+    return table.get(c.name, CLOCK_ELSE)
 
 
 def microseconds(c: Config, p: Problem) -> float:
     """The estimate for ``p`` with ``c``."""
-    busy = cycles(c, p) / (1e3 * clock(c, p.bits))
+    busy = cycles(c, p) / (1e3 * clock(c, p))
     memory = (p.bits * p.k * (p.m + p.n) + p.out_bits * p.m * p.n) / 8e3 / DRAM
     extra = (c.split - 1) * (8 * p.m * p.n / 1e3 / L2 + SPLIT_US)  # written and read, 4 bytes each
-    return max(busy, memory) + LAUNCH_US + extra
+    longer = (busy**6 + memory**6) ** (1 / 6)  # their maximum, and a little more where they are alike
+    return longer + LAUNCH_US + extra
 
 
 @functools.lru_cache(maxsize=4096)
@@ -208,12 +216,17 @@ def choose(p: Problem) -> Config:
     return ranking(p)[0][0]
 
 
-def explain(p: Problem, count: int = 5) -> str:
-    """The choice for ``p`` and the runners-up, as a table."""
+def explain(p: Problem, count: int = 5, taken: Config | None = None, arrow: bool = True) -> str:
+    """The choice for ``p`` and the runners-up, as a table; ``taken``: what is asked for, ``arrow``: or mark none."""
     lines = [f"matmul {p.m} x {p.n} x {p.k}, {p.bits}-bit operands, {p.sms} SMs"]
-    for i, (c, us) in enumerate(ranking(p)[:count]):
+    shown = list(ranking(p)[:count])
+    if taken is not None and taken not in [c for c, _ in shown]:
+        shown.append((taken, microseconds(taken, p)))
+    taken = taken or shown[0][0]
+    for c, us in shown:
         m, n = (p.n, p.m) if c.swap else (p.m, p.n)
         tiles = -(-m // c.rows) * -(-n // c.cols) * c.split
-        lines.append(f"  {'->' if i == 0 else '  '} {c.name:<14} {us:9.1f} us  {tiles} tiles of {c.rows}x{c.cols}, "
+        mark = "->" if arrow and c == taken else "  "
+        lines.append(f"  {mark} {c.name:<14} {us:9.1f} us  {tiles} tiles of {c.rows}x{c.cols}, "
                      f"{tiles / p.sms:.2f} waves")  # fmt: skip
     return "\n".join(lines)

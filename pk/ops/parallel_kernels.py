@@ -10,6 +10,12 @@ from pk.ops.product import activated, product_pipes
 
 
 @pk.function
+def pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T):
+    """Pipelines of A and B tiles, of output pieces, and of the epilogue's vectors: None without."""
+    return product_pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, False, B_T, False)
+
+
+@pk.function
 def feed_rows(inputs, a, row, b, n, K, BK, B_T):
     """Loader's half: the tiles of A at ``row`` and of B at column tile ``n``, along K."""
     for k in pk.range(pk.cdiv(K, BK)):
@@ -38,9 +44,12 @@ def multiply(inputs, K, BM, BN, BK, B_T):
 
 
 @pk.function
-def epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIVATION):
+def epilogue(output, acc, part, m, n, factor, scale, bias, last, BM, BN, P, ACTIVATION):
     """Consumer's epilogue in pieces of P columns: scales, then, if this rank is the ``last`` to touch the tile, the
-    partial sums of the ``others`` in order, bias and activation.  ``scale``, ``bias``: shared tiles (1, BN) or None."""
+    partial sums of the others in ``part`` in order, bias and activation.  ``scale``, ``bias``: shared (1, BN) or None.
+
+    Partial sums come straight from memory: through a pipeline they would hold up the loader, and with it the next tile.
+    """
     for j in pk.static_range(BN // P):
         start, stop = j * P, (j + 1) * P
         r = acc[:, start:stop]
@@ -49,10 +58,9 @@ def epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIV
         if scale is not None:
             r = r * pk.load(scale)[:, start:stop]
         if last:
-            if parts is not None:
-                for _ in pk.range(others):
-                    with parts.drain() as s:
-                        r = r + pk.load(s.c)
+            if part is not None:
+                for q in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                    r = r + pk.cast(pk.load(part, (q, m, n * (BN // P) + j), (BM, P)), pk.float32)
             if bias is not None:
                 r = r + pk.load(bias)[:, start:stop]
             r = activated(r, ACTIVATION)
@@ -61,14 +69,14 @@ def epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIV
 
 
 @pk.function
-def finish_rows(output, acc, parts, others, vectors, factor, col_scale, col_bias, last, BN, P, ACTIVATION):
+def finish_rows(output, acc, part, m, n, vectors, factor, scale, bias, last, BM, BN, P, ACTIVATION):
     """The epilogue, with the vectors of this column tile in shared memory if there are any."""
     if vectors is None:
-        epilogue(output, acc, parts, others, factor, None, None, last, BN, P, ACTIVATION)
+        epilogue(output, acc, part, m, n, factor, None, None, last, BM, BN, P, ACTIVATION)
     else:
         with vectors.drain() as v:
-            scale, bias = None if col_scale is None else v.scale, None if col_bias is None else v.bias
-            epilogue(output, acc, parts, others, factor, scale, bias, last, BN, P, ACTIVATION)
+            cols, added = None if scale is None else v.scale, None if bias is None else v.bias
+            epilogue(output, acc, part, m, n, factor, cols, added, last, BM, BN, P, ACTIVATION)
 
 
 @pk.function
@@ -85,32 +93,36 @@ def all_gather_matmul(
     b: pk.Global,  # (K, N), or (N, K) with B_T
     c: pk.Global,  # (world, M / world, N)
     whole: pk.Parallel = None,  # (world, M / world, K)  if the caller wants all the rows
-    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
+    row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
-    COMM: pk.constexpr = 8, BC: pk.constexpr = 256,
+    COMM: pk.constexpr = 8, BC: pk.constexpr = 128, PARTS: pk.constexpr = 4,
 ):  # fmt: skip
     """c[r] = activation(x of rank r @ b * scales + bias).
 
-    SMs of the communicator push own rows to the peers in the order in which these need them; compute starts with its
-    own rows, read where they are, then takes row block 0 of every peer, and so on: all links bring data at once
-    (ParallelKittens, arXiv 2511.13940, section 4).
+    SMs of the communicator push own rows to the peers in the order in which these need them, a row block in PARTS along
+    K, each with one signal: a signal waits for its stores, so one for every message would halve the rate.  Compute
+    starts with its own rows, read where they are, then takes row block 0 of every peer, and so on: all links bring
+    data at once (ParallelKittens, arXiv 2511.13940, section 4).
     """
-    inputs, output, vectors = product_pipes(x, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, OUTS, False, B_T, False)
+    inputs, output, vectors = pipes(x, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     ring = pk.pipeline(3, x=pk.shared((BM, BC), x.dtype))
     me, W, rows, chunks = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)
     full = pk.scratch((W, x.rows, x.cols), x.dtype) if whole is None else whole
-    ready = pk.signals(W, rows)  # chunks of row block m of rank w that landed here
+    ready = pk.signals(W, rows)  # parts of row block m of rank w that landed here
     with pk.communicator(sms=COMM):
-        for m, j in pk.tasks(rows, chunks, group=1):
+        for m, part in pk.tasks(rows, PARTS, group=1):
+            first, stop = part * chunks // PARTS, (part + 1) * chunks // PARTS
             with pk.loader():
-                with ring.fill() as s:
-                    pk.load_async(s.x, x, (m, j))
+                for j in pk.range(first, stop):
+                    with ring.fill() as s:
+                        pk.load_async(s.x, x, (m, j))
             with pk.storer():
-                with ring.drain() as s:
-                    for r in pk.ranks_from(me + 1, W - 1 if whole is None else W):
-                        pk.store_async(full[r], s.x, (me, m, j))
+                for j in pk.range(first, stop):
+                    with ring.drain() as s:
+                        for r in pk.ranks_from(me + 1, W - 1 if whole is None else W):
+                            pk.store_async(full[r], s.x, (me, m, j))
                 for r in pk.ranks_from(me + 1, W - 1):
                     pk.signal(ready, (me, m), r)
     for i, n in pk.tasks(rows * W, pk.cdiv(c.cols, BN), group=GROUP):
@@ -121,13 +133,13 @@ def all_gather_matmul(
             if own:
                 feed_rows(inputs, x, (m,), b, n, x.cols, BK, B_T)
             else:
-                pk.wait(ready, (owner, m), chunks)
+                pk.wait(ready, (owner, m), PARTS)
                 feed_rows(inputs, full[me], (owner, m), b, n, x.cols, BK, B_T)
-            feed_vectors(vectors, col_scale, col_bias, n)
+            feed_vectors(vectors, scale, bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
             acc = multiply(inputs, x.cols, BM, BN, BK, B_T)
-            finish_rows(output, acc, None, 0, vectors, factor, col_scale, col_bias, True, BN, P, ACTIVATION)
+            finish_rows(output, acc, None, m, n, vectors, factor, scale, bias, True, BM, BN, P, ACTIVATION)
         with pk.storer():
             put_rows(output, c, (owner, m), n, BN, P)
 
@@ -137,35 +149,30 @@ def matmul_reduce_scatter_ordered(
     a: pk.Global,  # (world, M / world, K)  this rank's slice of the contraction
     b: pk.Global,  # (K, N), or (N, K) with B_T
     c: pk.Global,  # (M / world, N)  ordinary memory
-    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
+    row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
-    STAGES: pk.constexpr = 4, WARPGROUPS: pk.constexpr = 2, GROUP: pk.constexpr = 8,
-    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a[me] @ b * scales + bias).
 
     Partial sums go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to
     its accumulator.  Nothing needs zeroing, and the output is ordinary memory.
     """
-    inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, 1, False, B_T, False)
-    parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
+    inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
     arrived = pk.signals(rows, cols)
     for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
         with pk.loader():
             feed_rows(inputs, a, (owner, m), b, n, a.cols, BK, B_T)
-            feed_vectors(vectors, col_scale, col_bias, n)
-            if owner == me:
-                pk.wait(arrived, (m, n), W - 1)
-                for j in pk.static_range(BN // P):
-                    for r in pk.ranks_from(me + 1, W - 1):
-                        with parts.fill() as s:
-                            pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-        with pk.consumer(warpgroups=WARPGROUPS):
+            feed_vectors(vectors, scale, bias, n)
+        with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
             acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
-            finish_rows(output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION)
+            if owner == me:
+                pk.wait(arrived, (m, n), W - 1)
+            finish_rows(output, acc, part[me], m, n, vectors, factor, scale, bias, owner == me, BM, BN, P, ACTIVATION)
         with pk.storer():
             if owner == me:
                 put_rows(output, c, (m,), n, BN, P)
@@ -179,9 +186,10 @@ def matmul_all_reduce_ordered(
     a: pk.Global,  # (M, K)  this rank's slice of the contraction
     b: pk.Global,  # (K, N), or (N, K) with B_T
     c: pk.Parallel,  # (M, N)  on every rank; receives the sum
-    row_scale: pk.Global = None, col_scale: pk.Global = None, col_bias: pk.Global = None,  # (M, 1) (1, N) (1, N)
+    row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (M, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
-    STAGES: pk.constexpr = 4, WARPGROUPS: pk.constexpr = 2, GROUP: pk.constexpr = 8, BY_COLS: pk.constexpr = False,
+    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    GROUP: pk.constexpr = 8, BY_COLS: pk.constexpr = False,
     B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a @ b * scales + bias), on every rank.
@@ -189,8 +197,7 @@ def matmul_all_reduce_ordered(
     Row tiles (with BY_COLS: column tiles) belong to ranks in turn.  As in the reduce-scatter, but the owner's epilogue
     stores the finished tile to every rank, so that no SM is set aside for communication.
     """
-    inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, 1, False, B_T, False)
-    parts = pk.pipeline(1, c=pk.shared((BM, P), c.dtype))
+    inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)
     arrived = pk.signals(rows, cols)
@@ -200,18 +207,14 @@ def matmul_all_reduce_ordered(
         if m < rows and n < cols:
             with pk.loader():
                 feed_rows(inputs, a, (m,), b, n, a.cols, BK, B_T)
-                feed_vectors(vectors, col_scale, col_bias, n)
-                if owner == me:
-                    pk.wait(arrived, (m, n), W - 1)
-                    for j in pk.static_range(BN // P):
-                        for r in pk.ranks_from(me + 1, W - 1):
-                            with parts.fill() as s:
-                                pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-            with pk.consumer(warpgroups=WARPGROUPS):
+                feed_vectors(vectors, scale, bias, n)
+            with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
                 factor = None if row_scale is None else pk.load(row_scale, (m, 0), (BM, 1))
                 acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
+                if owner == me:
+                    pk.wait(arrived, (m, n), W - 1)
                 finish_rows(
-                    output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION
+                    output, acc, part[me], m, n, vectors, factor, scale, bias, owner == me, BM, BN, P, ACTIVATION
                 )
             with pk.storer():
                 if owner == me:
@@ -231,3 +234,22 @@ def all_gather_vector(
     me = pk.rank()
     for r, i in pk.tasks(pk.ranks_from(me), pk.cdiv(x.cols, BLOCK)):
         pk.store(whole[r], pk.load(x, (i,), (1, BLOCK)), (me, i))
+
+
+@pk.kernel
+def all_gather_rows(
+    x: pk.Global,  # (rows, cols)  this rank's
+    whole: pk.Parallel,  # (world, rows, cols)
+    BM: pk.constexpr = 128, BC: pk.constexpr = 128,
+):  # fmt: skip
+    """whole[r] = x of rank r, on every rank; rank r's peers receive it in the order r + 1, r + 2, ..."""
+    ring = pk.pipeline(4, x=pk.shared((BM, BC), x.dtype))
+    me, W = pk.rank(), pk.world_size()
+    for m, j in pk.tasks(pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)):
+        with pk.loader():
+            with ring.fill() as s:
+                pk.load_async(s.x, x, (m, j))
+        with pk.storer():
+            with ring.drain() as s:
+                for r in pk.ranks_from(me + 1, W):
+                    pk.store_async(whole[r], s.x, (me, m, j))

@@ -8,8 +8,8 @@ operator                   a                 b            result
 ``matmul_all_reduce``      (M, K)            (K, N)       (M, N)
 =========================  ================  ===========  ============
 
-K and N are this rank's extents.  Every call is collective: all ranks of ``group`` (a ``torch.distributed`` process group,
-or None for the current one) make it, with the same shapes, dtypes and options.
+K and N are this rank's extents.  Every call is collective: all ranks of ``group`` (a ``torch.distributed`` process
+group, or None for the current one) make it, with the same shapes, dtypes, layouts and options.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError
-from pk.ops import dense, fused, inputs
+from pk.ops import baseline, choose, dense, fused, inputs
 from pk.ops.fused import Request
-from pk.ops.model import CONFIGS, Config
+from pk.ops.gather import gather_rows
+from pk.ops.model import Config
+from pk.ops.route import routed
 from pk.runtime.group import current
 
 
+@routed
 def all_gather_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -39,6 +42,7 @@ def all_gather_matmul(
     config: Config | str | None = None,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
+    save_gathered: bool = True,
 ) -> torch.Tensor:
     """``activation(concatenation of all ranks' a @ b + bias)``: (M, N) from this rank's rows and its columns of b.
 
@@ -49,15 +53,20 @@ def all_gather_matmul(
 
     Returns ``out``, or a new tensor of ``out_dtype`` (the dtype of ``a``; bfloat16 for float8).  The order of the sums
     is fixed, so ``deterministic`` changes nothing but to rule the library out.  ``comm_sms``: SMs that only
-    communicate (8).  ``config``: a tile of ``pk.ops.fused.TILES``, or "library" for an all-gather and a matrix product
-    of torch's; by default the faster, see :func:`pk.ops.explain`.
+    communicate; a number rules the library out too.  ``config``: a tile of ``pk.ops.fused.TILES``, or "library" for an
+    all-gather and a matrix product of torch's; by default the fastest, by estimates or by what :func:`pk.ops.tune`
+    measured; :func:`pk.ops.explain` shows it.
+
+    The gradient of b needs the rows of all ranks: ``save_gathered`` keeps them from the forward to the backward pass,
+    (M, K) elements; without it they are gathered again.  See :mod:`pk.ops.autograd`.
 
     Raises :class:`pk.errors.ArgumentError` for shapes, strides, dtypes and options that cannot work.
     """
-    q = _request("all_gather_matmul", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    q = request("all_gather_matmul", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
     return _run(q, out, deterministic, comm_sms, config)
 
 
+@routed
 def matmul_reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -80,10 +89,11 @@ def matmul_reduce_scatter(
     the result's dtype and sent to the owner of its rows, who adds them in float32 in a fixed order.  The rest as for
     :func:`all_gather_matmul`; ``comm_sms`` is not used: no SM is set aside.
     """
-    q = _request("matmul_reduce_scatter", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    q = request("matmul_reduce_scatter", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
     return _run(q, out, deterministic, comm_sms, config)
 
 
+@routed
 def matmul_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -104,12 +114,26 @@ def matmul_all_reduce(
     As :func:`matmul_reduce_scatter`, for any M; the owner of a tile sends it to every rank when it is finished.
     ``out`` made by ``pk.empty`` is written by all ranks directly, which saves a copy.
     """
-    q = _request("matmul_all_reduce", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
+    q = request("matmul_all_reduce", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
     return _run(q, out, deterministic, comm_sms, config)
 
 
+def all_gather_matmul_saving(
+    a: torch.Tensor, b: torch.Tensor, *, group: Any = None, deterministic: bool = False, comm_sms: int | None = None,
+    config: Config | str | None = None, bias: torch.Tensor | None = None, activation: str | None = None,
+    out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """:func:`all_gather_matmul`, and the rows of all ranks (M, K), which its backward pass needs."""
+    q = request("all_gather_matmul", a, b, group, bias, activation, None, out_dtype, scale_a, scale_b)
+    if 0 in (*q.shape, q.a.shape[1]):
+        return _run(q, None, deterministic, comm_sms, config), gather_rows(q.a, q.group)
+    result, whole = chosen(q, None, choose.decide(q, deterministic, comm_sms, config), gathered=True)
+    assert whole is not None
+    return result, whole
+
+
 # ---------------------------------------------------------------------------------------------------------- calls
-def _request(
+def request(
     operator: str, a: torch.Tensor, b: torch.Tensor, group: Any, bias: torch.Tensor | None, activation: str | None,
     out: torch.Tensor | None, out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
 ) -> Request:  # fmt: skip
@@ -119,11 +143,8 @@ def _request(
     a, b, *rest = inputs.tensors(operator, a=a, b=b, **given)
     dense.check_operands(a, b, activation)
     dense.operand("b", b, along=0)
-    if operator == "matmul_reduce_scatter" and a.shape[0] % owner.world_size:
-        raise ArgumentError(
-            f"`a` has {a.shape[0]} rows, which {owner.world_size} ranks cannot share equally.\n"
-            f"  Pad M to {-(-a.shape[0] // owner.world_size) * owner.world_size}."
-        )
+    if operator == "matmul_reduce_scatter":
+        check_shares(a, owner.world_size)
     dtype = out_dtype or (out.dtype if out is not None else dense.default_dtype(a))
     q = Request(operator, owner, a, b, dtype, activation=activation or "none", **dict(zip(given, rest, strict=True)))
     dense.check_result(q.shape, out, dtype)
@@ -133,14 +154,29 @@ def _request(
     return q
 
 
+def check_shares(a: torch.Tensor, world: int) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless ``world`` ranks can share the rows of ``a`` equally."""
+    if a.shape[0] % world:
+        raise ArgumentError(
+            f"`a` has {a.shape[0]} rows, which {world} ranks cannot share equally.\n"
+            f"  Pad M to {-(-a.shape[0] // world) * world}."
+        )
+
+
 def _run(
     q: Request, out: torch.Tensor | None, deterministic: bool, comm_sms: int | None, config: Config | str | None
 ) -> torch.Tensor:
     if 0 in (*q.shape, q.a.shape[1]):
+        choose.forced(q.operator, deterministic, comm_sms, config)
         result = q.a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
         return dense.without_k(result, q.bias, q.activation)
-    if isinstance(config, str):
-        if config not in fused.TILES:
-            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(fused.TILES)}.")
-        config = CONFIGS[config]
-    return fused.run(q, out, config, comm_sms)[0]
+    return chosen(q, out, choose.decide(q, deterministic, comm_sms, config))[0]
+
+
+def chosen(
+    q: Request, out: torch.Tensor | None, way: choose.Choice, gathered: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The call the way that was chosen; see :func:`pk.ops.fused.run`."""
+    if way.tile is None:
+        return baseline.run(q, out, gathered)
+    return fused.run(q, out, way.tile, way.comm_sms, gathered)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pk import env
 from pk.artifact import MAX_RANKS
 from pk.errors import ArgumentError, BackendError
+from pk.runtime import names
 from pk.runtime.link import Link, leave_store
 from pk.runtime.rendezvous import Rendezvous, Work, ranks
 
@@ -54,16 +55,16 @@ class Group:
         check_world_size(world_size)
         self.rank, self.world_size, self.backend = rank, world_size, backend
         self.device, self.rendezvous, self.link = device, rendezvous, link
-        self.places = (
-            places or (device,) * world_size
-        )  # every rank's GPU as this process counts them; None: not visible here
+        # Every rank's GPU as this process counts them; None: not visible here.
+        self.places = places or (device,) * world_size
         self.sharers, self.shared = sharers, sharers > 1
         self._driver = driver
         self.sms = driver.sms(device) // sharers if driver is not None and device is not None else 0
         self.workspaces: dict[str, Any] = {}  # symmetric tensors that operators keep, see pk.ops.workspace
+        self.choices: Any = None  # what the ranks agreed on for pk.ops.choose
         self.heap: Heap | None = None
         self.context: Context | None = None
-        self.closed = False
+        self.closed, self.group_name = False, names.register(self)  # torch's process groups have a name too
 
     def __repr__(self) -> str:
         where = "" if self.device is None else f", GPU {self.device}" + (" shared" if self.shared else "")
@@ -287,13 +288,15 @@ def count_team(change: int) -> None:
 
 
 def current(group: Any = None) -> Group:
-    """The caller's group.  ``group``: a :class:`Group`, a ``torch.distributed`` process group, or None.
+    """The caller's group.  ``group``: a :class:`Group`, a ``torch.distributed`` process group, a name, or None.
 
     The first call for a process group is collective.  Raises :class:`pk.errors.ArgumentError` for anything else, and
     for a process group this rank is not in; :class:`pk.errors.BackendError` if the machine cannot run its kernels.
     """
     if isinstance(group, Group):
         return group
+    if isinstance(group, str):
+        return names.named(group)
     if group is None:
         mine = _local.group or _own or _memo.get()
         if mine is not None:
@@ -463,6 +466,12 @@ def _join(distributed: Any, process_group: Any) -> Group:
     with _lock:
         _distributed[process_group] = made
     return made
+
+
+def process_group(group: Group) -> Any:
+    """The process group of ``torch.distributed`` that ``group`` was made for; None if there is none."""
+    with _lock:
+        return next((found for found, made in _distributed.items() if made is group), None)
 
 
 @atexit.register

@@ -108,7 +108,9 @@ def _cuda_threads(fn: Function, world_size: int, args: tuple[Any, ...]) -> list[
         torch.cuda.set_device(devices[rank])
         torch.empty(1, device="cuda")  # the context exists from here on
         # Not the legacy default stream, behind which every rank's work would queue.
-        with torch.cuda.stream(torch.cuda.Stream(devices[rank])):
+        # Backward passes run in the rank's own thread too: torch has one thread a GPU for them, in which a rank that
+        # waits for another would hold that one's backward up for ever.
+        with torch.cuda.stream(torch.cuda.Stream(devices[rank])), torch.autograd.set_multithreading_enabled(False):
             value = fn(rank, *rest)
             launch.finish(groups.current())  # the caller may read the value on any stream; and a hang is an error
             return value

@@ -163,7 +163,7 @@ class _Stuck:
         names = [self.system.actors[index].name for index in cycle]
         message = f"{self.head}: {' -> '.join([*names, *names[:1]])}" if cycle else self.head
         advice = "Let one of them signal before it waits, or do the waits in one order on every rank."
-        trace = _trace(self.failure.lines())
+        trace = self.trace(cycle or self.roles)
         yield Finding("deadlock", message, tuple(map(self.place, cycle)), advice, None, trace)
 
     def place(self, index: int) -> Place:
@@ -177,7 +177,7 @@ class _Stuck:
         system, actor = self.system, self.system.actors[index]
         adds = [v for a in system.actors for s in a.steps for counter, v in s.adds if counter == guard.variable]
         most = sum(adds) + system.start[guard.variable]
-        name, place, trace = system.variable(guard.variable), (self.place(index),), _trace(self.failure.lines())
+        name, place, trace = system.variable(guard.variable), (self.place(index),), self.trace([index])
         if adds and most < guard.value:
             message = f"{self.head}: all that is ever added to {name} is {most}, but {actor.name} needs {guard.value}"
             advice = "Count the signals that are sent to this counter, tails included, and wait for as many."
@@ -185,6 +185,15 @@ class _Stuck:
         message = f"{self.head}: nobody adds to {name}, for which {actor.name} waits"
         advice = "Signal this counter on this rank: compare index and rank of the signal with those of the wait."
         return Finding("deadlock", message, place, advice, None, trace)
+
+    def trace(self, roles: list[int]) -> tuple[str, ...]:
+        """How ``roles`` came where they stand, and what was done for them after: nothing that concerns only others."""
+        missing = {g.variable for index in roles for g in self.missing[index]}
+        goals = [(index, self.pcs[index] - 1) for index in roles if self.pcs[index]]
+        for index, (actor, pc) in enumerate(zip(self.system.actors, self.pcs, strict=True)):
+            steps = enumerate(actor.steps[:pc])
+            goals += [(index, at) for at, step in steps if any(counter in missing for counter, _ in step.adds)]
+        return _trace(_words(self.system, order.Runs(self.system).needed(self.failure.trace, goals)))
 
     def providers(self, guard: Guard) -> list[int]:
         """Stuck actors that have steps left which would bring ``guard`` nearer."""

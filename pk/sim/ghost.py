@@ -8,6 +8,7 @@ are read from memory as it is now, so what a role decides by them is a guess.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pk.ir import nodes as ir
-from pk.ir.types import int32
+from pk.ir import ops as table
+from pk.ir.types import DType, Tile
 from pk.sim.machine import Arrival
-from pk.sim.parts import Stage
+from pk.sim.ops import binary
+from pk.sim.parts import Site, Stage
+from pk.sim.translate import WAITING
 from pk.sim.values import Array
 
 if TYPE_CHECKING:
@@ -142,8 +146,26 @@ def _nothing(*operands: Any) -> Iterator[Wait]:
     yield from ()
 
 
-def _tile(role: Role, site: Any, tile: Any) -> Array:
-    return np.zeros(tile.buffer.array.shape, np.int32 if tile.buffer.dtype == int32 else np.float32)
+@functools.cache
+def _zeros(shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def _without_values(meaning: Callable[..., Any]) -> Callable[..., Any]:
+    """``meaning``, an op with a result, but for tiles of floats, of which no role decides anything: those are 0."""
+
+    def quick(role: Role, site: Site, *operands: Any) -> Any:
+        if isinstance(site.type, Tile) and site.type.dtype.kind == "float":
+            return _zeros(site.type.shape)
+        return meaning(role, site, *operands)
+
+    return quick
+
+
+def _binary(op: str, x: Any, y: Any, dtype: DType) -> Array:
+    if dtype.kind == "float":
+        return _zeros(np.broadcast_shapes(np.shape(x), np.shape(y)))
+    return binary(op, x, y, dtype)
 
 
 def _unchanged(role: Role, site: Any, acc: Array, *factors: Any) -> Array:
@@ -158,10 +180,11 @@ _HARMLESS: dict[str, Callable[..., Any]] = {
             "store_global", "store_scalar", "store_elements",
         )
     },
-    "op_load": _tile,
+    "binary": _binary,
     "op_store": lambda *operands: None,
     "op_mma": _unchanged,
 }  # fmt: skip
+_VALUES = tuple(f"op_{name}" for name, row in table.TABLE.items() if row.result and name not in WAITING)
 _READING = ("op_load_global", "op_load_scalar", "op_load_elements")
 
 
@@ -184,6 +207,7 @@ def _harmless(roles: list[Role], recorder: _Recorder) -> Iterator[None]:
     for names, saved in before:
         names.update({name: op for name, op in _HARMLESS.items() if name in names})
         names.update({name: counted(saved[name]) for name in _READING})
+        names.update({name: _without_values(saved[name]) for name in _VALUES})
     try:
         yield
     finally:

@@ -83,7 +83,10 @@ class Runs:
 
     def way(self, frozen: Event, goal: Event) -> list[int]:
         """The steps that lead to ``goal`` (included) without ``frozen``, and hardly any other."""
-        trace = self.run(frozen)[1]
+        return self.needed(self.run(frozen)[1], [goal])
+
+    def needed(self, trace: Sequence[int], goals: Iterable[Event]) -> list[int]:
+        """Of a run (actors in the order of their steps) the part that its steps ``goals`` could not do without."""
         pcs: dict[int, int] = defaultdict(int)
         events: list[Event] = []
         adders: dict[int, list[int]] = defaultdict(list)  # variable -> positions of the steps that change it
@@ -94,7 +97,8 @@ class Runs:
                 adders[counter].append(position)
             pcs[actor] += 1
         at = {event: position for position, event in enumerate(events)}
-        needed, open_ends = {at[goal]}, [at[goal]]
+        open_ends = [at[goal] for goal in goals]
+        needed = set(open_ends)
         while open_ends:
             for position in self._causes(*events[open_ends.pop()], at, adders, trace):
                 if position not in needed:
@@ -103,7 +107,7 @@ class Runs:
         return [trace[position] for position in sorted(needed)]
 
     def _causes(
-        self, actor: int, pc: int, at: dict[Event, int], adders: dict[int, list[int]], trace: list[int]
+        self, actor: int, pc: int, at: dict[Event, int], adders: dict[int, list[int]], trace: Sequence[int]
     ) -> Iterator[int]:
         """Positions of the step before, and of the first steps that together fulfil the guards."""
         if pc:

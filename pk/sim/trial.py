@@ -9,15 +9,20 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pk import errors
 from pk.ir import nodes as ir
+from pk.ir.types import int32
 from pk.sim import compare
 from pk.sim.checker import Checker
 from pk.sim.findings import Finding, Place
 from pk.sim.image import Arguments, Image
+from pk.sim.memory import SimTensor
 from pk.sim.report import Report
 from pk.sim.run import simulate
+from pk.sim.values import POISON
+from pk.sim.written import OTHER
 
 BASELINE = 0  # the schedule whose results those of others are compared with
 
@@ -72,11 +77,11 @@ def run(
     checker = make_checker(case)
     report: Report | None = None
     found: list[Finding] = []
+    options: dict[str, Any] = {
+        "sms": case.sms, "seed": seed, "multicast": case.multicast, "resident": resident, "order": order,
+    }  # fmt: skip
     try:
-        report = simulate(
-            case.kernel, args, sms=case.sms, seed=seed, checker=checker, multicast=case.multicast,
-            resident=resident, order=order,
-        )  # fmt: skip
+        report = simulate(case.kernel, args, checker=checker, **options)
     except errors.DeadlockError as error:
         if not error.causes:  # those have been reported to the checker
             found.append(_deadlock(error))
@@ -87,6 +92,9 @@ def run(
     except errors.PkError as error:
         return Trial(seed, (), broken=error)
     found = [*checker.findings, *found]
+    if checker.written.lanes and not found and _matters(case, args, options):
+        more = ", and what the launch does depends on it"
+        found = [replace(f, message=f.message + more) for f in checker.written.lanes]
     # What a race or a read of nothing leads to is not a mistake of its own.
     if report is not None and baseline is not None and not found:
         text = compare.differing(case.kernel, baseline, args, case.multicast)
@@ -94,6 +102,23 @@ def run(
             found.append(different(case.kernel, text))
     stamped = tuple(replace(f, seed=seed) if f.seed is None else f for f in found)
     return Trial(seed, stamped, report, results=args if keep and report is not None else None)
+
+
+def _matters(case: Case, results: list[Arguments], options: dict[str, Any]) -> bool:
+    """Whether the launch ends otherwise if elements of int32 that nobody has written hold something else."""
+    args, checker = case.image.open(), make_checker(case)
+    checker.written.other = True
+    try:
+        simulate(case.kernel, args, checker=checker, **options)
+    except errors.PkError:
+        return True
+    for mine, theirs in zip(results, args, strict=True):
+        for name, value in mine.items():
+            other = theirs[name]
+            if isinstance(value, SimTensor) and isinstance(other, SimTensor) and value.dtype == int32:
+                left = (value.array == POISON[int32]) & (other.array == OTHER)  # still unwritten
+                other.array[left] = value.array[left]
+    return bool(compare.differing(case.kernel, results, args, case.multicast))
 
 
 def make_checker(case: Case) -> Checker:

@@ -179,3 +179,17 @@ def own_share(x: pk.Global, y: pk.Global):
         with pk.storer():
             with pipe.drain() as s:
                 pk.store_async(y, s.t, (pk.rank() * each + i, 0))
+
+
+@pk.kernel
+def chosen_rows(x: pk.Global, at: pk.Global, y: pk.Global, n: int, MASK: pk.constexpr = True):
+    """y[i] := x[at[i]] for i < n; eight indices are loaded at a time, those behind n are masked out, or not."""
+    pipe = pk.pipeline(2, t=pk.shared((8, 16), x.dtype))
+    for m in pk.tasks(pk.cdiv(n, 8)):
+        with pk.loader():
+            row = pk.load(at, m, (8,))
+            with pipe.fill() as s:
+                pk.gather_async(s.t, x, pk.where(m * 8 + pk.iota((8,)) < n, row, -1) if MASK else row, 0)
+        with pk.storer():
+            with pipe.drain() as s:
+                pk.scatter_async(y, s.t, m * 8 + pk.iota((8,)), 0)

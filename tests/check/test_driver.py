@@ -30,6 +30,7 @@ from pk.sim.pool import Pool
 from pk.sim.schedule import FAMILY, describe, late, make, plan, victim
 from tests.check import driver_kernels as kernels
 from tests.check.driver_kernels import numbers
+from tests.collectives.kernels import tiles_in_groups
 
 ROOT = Path(__file__).parent.parent.parent
 FILE = Path(kernels.__file__)
@@ -472,3 +473,8 @@ def test_the_readme_example_from_a_shell() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"].startswith("ArgumentError: examples/01_matmul_reduce_scatter.py has no")
+
+
+def test_a_parameter_that_is_called_as_an_option_of_a_call() -> None:
+    result = pk.check(tiles_in_groups, torch.zeros(40, 56), 2, world_size=1, schedules=1, B=16)
+    assert result.ok, result

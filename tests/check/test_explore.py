@@ -248,13 +248,13 @@ def test_the_twin_does_the_work_where_the_extension_is_off(monkeypatch: pytest.M
 # ------------------------------------------------------------------------------------------------ speed, stopping
 @needs_native
 def test_a_million_states_a_second() -> None:
-    system = systems.lattice(7, 6)
+    system = systems.lattice(8, 6)
     best = 0.0
     for _ in range(3):
         began = time.process_time()  # of this process: what else the machine does must not decide
         found = explore(system, native=True)
         best = max(best, found.states / (time.process_time() - began))
-    assert found.states == 823_543
+    assert found.states == 1_679_617
     assert found.ok
     assert best >= 1e6
 
@@ -269,7 +269,7 @@ def test_other_threads_run_during_the_search() -> None:
 
     thread = threading.Thread(target=count)
     thread.start()
-    explore(systems.lattice(7, 6), native=True)
+    explore(systems.lattice(8, 6), native=True)
     done.set()
     thread.join()
     assert turns[0] >= 20

@@ -14,9 +14,11 @@ import pk
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.mutate import mutants
+from pk.ir.ops import TABLE
 from pk.sim import SimTensor, exhaustive, order, simulate
 from pk.sim.explore import explore, explore_kernel
 from pk.sim.skeleton import NotExplorable, skeleton, ways_to_claim
+from pk.sim.skeleton_ops import DOES
 from pk.sim.values import STORAGE
 from tests.check import patterns, stuck
 from tests.check.patterns.pattern import Pattern
@@ -155,6 +157,7 @@ def test_a_ring_in_which_nobody_begins(world: int) -> None:
     assert len(finding.places) == world  # the whole cycle
     assert {place.rank for place in finding.places} == set(range(world))
     assert "waits for token[0] of rank" in finding.places[0].what
+    assert len(finding.trace) == 2 * world  # every rank begins, and its one role
     assert not found(ring_with_a_first, world, 1).findings
 
 
@@ -166,7 +169,10 @@ def test_a_barrier_that_waits_for_one_too_many() -> None:
     assert finding.places[0].what.endswith(">= 7 (it is 6)")
     assert finding.places[0].span.text.strip() == "pk.wait(met, 0, 2 * pk.world_size() + 1)"
     assert finding.trace[0] == "rank 0: begins the launch"
-    assert sum("arrives at met[0]" in line for line in finding.trace) == 18  # and nothing can be left out
+    at = finding.places[0].rank
+    arrived = [line for line in finding.trace if "arrives at met[0]" in line]
+    assert sum(f"of rank {at} (" in line for line in arrived) == 6  # all that ever come, and the three each that
+    assert len(arrived) == 6 + 2 * 3  # brought the other ranks to their second
     assert not found(barrier_twice, 3, 1).findings
 
 
@@ -339,6 +345,10 @@ def test_check_exhaustive_reports_a_deadlock_with_its_trace() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ order
+def test_every_op_with_an_effect_has_one_here() -> None:
+    assert set(DOES) == {name for name, row in TABLE.items() if not row.result}
+
+
 def test_native_and_python_order_events_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, shapes, sms = spine("ordered", 2)
     made = skeleton(kernel, [shapes] * 2, sms)

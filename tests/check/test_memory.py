@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pk
 from pk.ir import nodes as ir
@@ -151,6 +152,32 @@ def test_no_arithmetic_makes_the_pattern() -> None:
     assert not unwritten(encode(np.full((2, 16), np.nan), bfloat16), bfloat16).any()
     assert not unwritten(encode(np.full((2, 16), np.nan), float8_e4m3), float8_e4m3).any()
     assert unwritten(np.full(3, -0x21524111, np.int32), int32).all()
+
+
+def lanes(written: int, mask: bool) -> list[Finding]:
+    """``at`` holds ``written`` indices and then memory that nobody has written; 12 are wanted."""
+    at = torch.from_numpy(poisoned((16,), int32))
+    at[:written] = torch.arange(written).flip(0)
+    x = torch.arange(16 * 16, dtype=torch.float32).view(16, 16)
+    y = torch.empty(16, 16, device="meta")
+    kernel = memory_kernels.chosen_rows
+    return list(pk.check(kernel, x, at, y, 12, world_size=1, sms=1, schedules=2, shrink=False, MASK=mask).findings)
+
+
+def test_lanes_of_an_index_vector_may_be_missing_if_nobody_uses_them() -> None:
+    assert not lanes(12, mask=True)
+    assert not lanes(16, mask=False)
+    finding = one(lanes(12, mask=False), "uninitialised")
+    assert "the loader reads at[12:13] of rank 0, of which nothing was ever written" in finding.message
+    assert finding.message.endswith(", and what the launch does depends on it")
+    assert "row = pk.load(at, m, (8,))" in str(finding)
+    finding = one(lanes(11, mask=True), "uninitialised")
+    assert "reads at[11:12] of rank 0" in finding.message
+
+
+def test_an_index_vector_of_which_nothing_was_written() -> None:
+    finding = one(lanes(8, mask=True), "uninitialised")
+    assert finding.message.endswith("reads at[8:9] of rank 0, of which nothing was ever written")
 
 
 def test_masks() -> None:

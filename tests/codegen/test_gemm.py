@@ -46,7 +46,7 @@ def arguments(name: str, fp8: bool = False, bias: bool = False, transposed: bool
         ("c64x128", {}),
         ("t64x16", {"bias": True}),
         ("t64x64.b", {"transposed": True}),
-        ("t64x32.k4", {"fp8": True}),
+        ("t64x32.d128.k4", {"fp8": True}),
         ("t128x256.k2", {}),
     ],
     ids=str,
@@ -71,4 +71,4 @@ def test_main_loop() -> None:
 def test_launch_is_local() -> None:
     """Nobody waits to hear of a launch without counters; one with split sums has some."""
     assert "local_begin" in matmul.source(**arguments("c128x256"))
-    assert "launch_begin" in matmul.source(**arguments("t64x16.k2"))
+    assert "launch_begin" in matmul.source(**arguments("t64x16.d128.k2"))

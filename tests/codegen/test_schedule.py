@@ -50,8 +50,8 @@ def test_gemm_schedules(name: str) -> None:
 def test_a_pair_shares_what_does_not_depend_on_its_coordinate() -> None:
     source, text = gemm("c128x256, cluster 2"), readable(gemm("c128x256, cluster 2").text)
     assert (source.cluster, source.least_blocks) == (2, 2)
-    assert "load_async(s.a, p.a_map, full, m * 128, k * 64);" in text
-    assert "load_async_shared(s.b, p.b_map, full, k * 64, n * 256);" in text
+    assert "load_expected(s.a, p.a_map, full, m * 128, k * 64);" in text
+    assert "load_expected_shared(s.b, p.b_map, full, k * 64, n * 256);" in text
     assert "pipeline<4, config::cluster> inputs_ring;" in text
     assert "shared.inputs_ring.init(/*fill arrivals=*/1, /*drain arrivals=*/16);" in text  # 2 blocks x 8 warps
     assert "pipeline<2> output_ring;" in text
@@ -101,8 +101,8 @@ def k(a: pk.Global, b: pk.Global, c: pk.Global):
 )
 def test_what_depends_on_the_pair_is_not_shared(turns: str, coord: str, shared: bool) -> None:
     text = generate(read(CLUSTER.replace("TURNS", turns).replace("COORD", coord))).text
-    assert ("load_async_shared(s.b" in text) == shared
-    assert "load_async_shared(s.a" not in text
+    assert ("load_expected_shared(s.b" in text) == shared
+    assert "load_expected_shared(s.a" not in text
     assert ("/*drain arrivals=*/2" in text) == shared
 
 
@@ -169,7 +169,7 @@ def test_one_role_claims_and_all_read() -> None:
 def test_choice_between_tensors_is_one_between_maps() -> None:
     specs = {"x": pk.spec(torch.bfloat16, 3), "out": pk.spec(torch.bfloat16, 3)}
     text = schedule_kernels.ring_gather.source(**specs)
-    assert "load_async(s.x, (step == 0 ? p.x_map : p.hop_maps[me]), full, here, m * 64, c * 64);" in text
+    assert "load_expected(s.x, (step == 0 ? p.x_map : p.hop_maps[me]), full, here, m * 64, c * 64);" in text
 
 
 def test_blocks_of_two_communicators() -> None:

@@ -77,6 +77,8 @@ def broadcast(x: pk.Global, out: pk.Parallel, R: pk.constexpr, C: pk.constexpr, 
                 else:
                     pk.store_async(out, s.x, (pk.rank(), m, n))
             pk.signal_all(done, ())
+    with pk.storer():
+        pk.wait(done, (), pk.world_size() * pk.cdiv(x.rows, R) * pk.cdiv(x.cols, C))
 
 
 @pk.kernel

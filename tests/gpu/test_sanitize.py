@@ -36,7 +36,8 @@ def _call(name: str, *numbers: Any) -> str:
         elif name == "tiles":
             k.tiles(x, c, *numbers)
         else:
-            k.rows(x, torch.tensor(numbers, dtype=torch.int32, device=pk.device()), c)
+            kernel = k.rows if name == "rows" else k.send_rows
+            kernel(x, torch.tensor(numbers, dtype=torch.int32, device=pk.device()), c)
         pk.synchronize()
     except errors.HangError as error:
         pk.reset()
@@ -57,9 +58,13 @@ PLANTED = [
     (("tiles", 1000, 0), "row of `x` is 32000, which is none of 0 to 63"),
     (("tiles", 0, 5), "the rank whose `c` is meant is 5, which is none of 0 to 1"),
     (("tiles", 0, 100000), "the rank whose `c` is meant is 100000, which is none of 0 to 1"),
-    (("rows", 1, 2, 64, -1), "row of `x` is 64, which is none of 0 to 63"),
+    (("rows", 1, 2, 5000, -1), "row of `x` is 5000, which is none of 0 to 63"),
+    (("send_rows", 1, 102, 201, -1), "the rank whose `c` is meant is 2, which is none of 0 to 1"),
 ]
-CLEAN = [("counters", 2, 1), ("elements", 63, 0), ("elements", 100, 63), ("tiles", 1, 1), ("rows", 63, 0, -1)]
+CLEAN = [
+    ("counters", 2, 1), ("elements", 63, 0), ("elements", 100, 63), ("tiles", 1, 1), ("rows", 63, 0, -1),
+    ("send_rows", 163, 0, -1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["cuda-threads", "cuda-processes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,16 @@ def _matmul(rank: int, world: int) -> Arguments:
     return {"a": small(M, K, key=rank), "b": small(K, N, key=rank), "c": blank((M, N), BF16)}
 
 
+def _split(rank: int, world: int) -> Arguments:
+    """Two parts of K, a transposed output, and vectors along both edges."""
+    return {
+        "a": small(M, K, key=rank), "b": small(K, N, key=rank), "c": blank((N, M), BF16),
+        "row_scale": small(M, 1, key="r", dtype=F32), "col_scale": small(1, N, key="s", dtype=F32),
+        "col_bias": small(1, N, key="c", dtype=F32),
+        "parts": blank((1, M, N), F32),
+    }  # fmt: skip
+
+
 def _reduce_scatter(parallel: bool) -> Make:
     def make(rank: int, world: int) -> Arguments:
         a, b = small(world, M, K, key=rank), small(K, N, key=rank)
@@ -52,6 +63,7 @@ def _gemms() -> list[Subject]:
     gathered = example("02_all_gather_matmul").all_gather_matmul
     return [
         Subject("ops.matmul", ops.matmul, (Problem(1, _matmul),), GEMM),
+        Subject("ops.matmul_split", ops.matmul, _one(_split), GEMM | {"SPLIT": 2, "C_T": True}),
         Subject("ops.matmul_reduce_scatter", ops.matmul_reduce_scatter, two_three(both(True)), GEMM),
         Subject("ops.matmul_reduce_scatter_ordered", ops.matmul_reduce_scatter_ordered, two_three(both(False)), GEMM),
         Subject(
@@ -64,6 +76,10 @@ def _gemms() -> list[Subject]:
         Subject("03.matmul_all_reduce", three.matmul_all_reduce, two_three(_all_reduce, 3), one),
         Subject("03.matmul_all_reduce_push", three.matmul_all_reduce_push, two_three(_all_reduce, 3), one),
     ]
+
+
+def _one(make: Make) -> tuple[Problem, ...]:
+    return Problem(2, make, 3), Problem(1, make, 1)
 
 
 def two_three(make: Make, sms: int = 2, scalars: dict[str, Any] | None = None) -> tuple[Problem, ...]:
@@ -156,17 +172,21 @@ MOE_EL, MOE_TOPK, MOE_H, MOE_F = 2, 2, 40, 48
 
 
 class Routing:
-    """Which token goes to which expert, and where each entry lands: the tables of the example, made on the host."""
+    """Which token goes to which expert, and where each entry lands: the tables of the example, made on the host.
 
-    def __init__(self, world: int) -> None:
+    The last expert of every rank gets up to 128 rows, a whole tile; the buffers hold no row more than is needed.
+    """
+
+    def __init__(self, world: int, tokens: int) -> None:
         self.world, self.experts = world, MOE_EL * world
-        self.tokens = [70 + r for r in range(world)]
+        self.tokens = [tokens + r for r in range(world)]
         self.slots = max(self.tokens) * MOE_TOPK
-        self.rows = sum(self.tokens) * MOE_TOPK + MOE_EL * 128
-        self.ids = [
-            np.argsort(generator("moe", world, r).random((n, self.experts)), axis=1)[:, :MOE_TOPK]
-            for r, n in enumerate(self.tokens)
-        ]
+        order = generator("moe", world, tokens).permutation(sum(self.tokens))
+        pairs = np.array([[1, 3] if i < min(128, sum(self.tokens) - 3) else [0, 2] for i in order])
+        self.ids = np.split(pairs, np.cumsum(self.tokens)[:-1])
+        _, total = self.tables()
+        rows = (-(-total // 128) * 128).reshape(world, MOE_EL)
+        self.rows = int(rows.sum(1).max())
 
     def sending(self, rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Entries of ``rank`` in the order in which they leave, and the expert of each."""
@@ -194,8 +214,8 @@ class Routing:
         return found
 
 
-def _dispatch(rank: int, world: int) -> Arguments:
-    r = Routing(world)
+def _dispatch(tokens: int, rank: int, world: int) -> Arguments:
+    r = Routing(world, tokens)
     order, expert = r.sending(rank)
     counts = np.bincount(expert, minlength=r.experts).astype(np.int32)[None]
     return {
@@ -207,7 +227,7 @@ def _dispatch(rank: int, world: int) -> Arguments:
 
 
 def _return(rank: int, world: int) -> Arguments:
-    r = Routing(world)
+    r = Routing(world, 80)
     base, total = r.tables()
     return {
         "y": small(r.rows, MOE_F, key=("y", rank)), "w": small(MOE_EL, MOE_F, MOE_H, key=("w2", rank)),
@@ -223,14 +243,13 @@ def _weighted(rank: int, world: int) -> Arguments:
 
 def _experts() -> list[Subject]:
     eight = example("08_moe")
-    two = Routing(2)
-    dispatch = GEMM | {"E": two.experts, "TOPK": MOE_TOPK, "BH": 16, "ROWS": 16, "COMM": 1}
-    slots = {"slots": two.slots}
+    dispatch = GEMM | {"E": 2 * MOE_EL, "TOPK": MOE_TOPK, "BH": 16, "ROWS": 8, "COMM": 1}
+    few, many = (Problem(2, partial(_dispatch, n), 3, {"slots": Routing(2, n).slots}) for n in (5, 80))
     back = {"BM": 128, "BN": 32, "BK": 16, "STAGES": 2}
     weighted = (Problem(1, _weighted),)
     return [
-        Subject("08.moe_dispatch_matmul", eight.moe_dispatch_matmul, (Problem(2, _dispatch, 3, slots),), dispatch),
-        Subject("08.moe_matmul_return", eight.moe_matmul_return, two_three(_return), back),
+        Subject("08.moe_dispatch_matmul", eight.moe_dispatch_matmul, (few, many), dispatch),
+        Subject("08.moe_matmul_return", eight.moe_matmul_return, (Problem(2, _return),), back),
         Subject("08.moe_weighted_sum", eight.moe_weighted_sum, weighted, {"R": 8, "BH": 16}),
     ]
 

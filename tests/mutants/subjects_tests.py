@@ -252,10 +252,10 @@ def _size(case: Case) -> int:
     return sum(a.value.size for a in case.make(0, 2).values())
 
 
-def _meets(case: Case) -> object:
+def _meets(case: Case) -> bool:
     """Whether its ranks have to do with each other."""
     program = case.ir()
-    return program.signals or program.scratch or "rank" in text(program) or "world" in text(program)
+    return any(word in text(program) for word in ("parallel", "rank", "world", "signals"))
 
 
 SUBJECTS = [

@@ -6,19 +6,22 @@
 
 from __future__ import annotations
 
+import pkgutil
 import zlib
+from importlib import import_module
 
 import pytest
 
+import pk.ops
 from pk.ir.mutate import Mutant, mutants
+from pk.ir.mutations import OPERATORS
 from tests.mutants import report
 from tests.mutants.equivalents import EQUIVALENT
 from tests.mutants.run import verdict
-from tests.mutants.subject import Subject
+from tests.mutants.subject import EXAMPLES, Subject, example
 from tests.mutants.subjects import SUBJECTS
-from tests.mutants.subjects_tests import SUBJECTS as OF_TESTS
 
-EVERY = [*SUBJECTS, *OF_TESTS]
+EVERY = report.EVERY
 SAMPLE = [s for s in SUBJECTS if not s.name.startswith(("07.", "08.moe_dispatch"))]  # these two are large
 SHARE = 8  # one mutant of so many is in the sample
 
@@ -49,9 +52,16 @@ def test_mutants_are_caught(subject: Subject, request: pytest.FixtureRequest) ->
 
 
 def test_the_sample_has_every_operator() -> None:
-    from pk.ir.mutations import OPERATORS
-
     assert {m.operator for s in SAMPLE for m in _chosen(s, False)} >= set(OPERATORS) - {"swap-tiles"}
+
+
+def test_every_kernel_of_the_operators_and_examples_is_mutated() -> None:
+    modules = [import_module(f"pk.ops.{m.name}") for m in pkgutil.iter_modules(pk.ops.__path__)]
+    modules += [example(path.stem) for path in sorted(EXAMPLES.glob("[0-9]*.py"))]
+    kernels = {id(v): f"{m.__name__}.{n}" for m in modules for n, v in vars(m).items() if isinstance(v, pk.Kernel)}
+    assert len(kernels) >= 20
+    missing = [name for ident, name in kernels.items() if ident not in {id(s.kernel) for s in EVERY}]
+    assert not missing, f"tests/mutants/subjects_ops.py has no problem for {', '.join(missing)}"
 
 
 def test_every_listed_mutant_exists_and_has_a_reason() -> None:
@@ -63,10 +73,11 @@ def test_every_listed_mutant_exists_and_has_a_reason() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    kept = report.PAGE.read_text(encoding="utf-8")
-    for subject in EVERY:
-        row = next((line for line in kept.splitlines() if line.startswith(f"| {subject.name} |")), None)
-        assert row is not None, f"docs/mutants.md has no row for {subject}: python -m tests.mutants.report"
-        total, equivalent = len(list(mutants(subject.ir))), len(EQUIVALENT.get(subject.name, {}))
-        cells = [cell.strip() for cell in row.split("|")[1:-1]]
-        assert (int(cells[1]), int(cells[-1])) == (total, equivalent), f"{subject}: python -m tests.mutants.report"
+    rows = report.kept_rows()
+    stale = [
+        s.name
+        for s in EVERY
+        if [rows.get(s.name, [0])[i] for i in (0, -1)] != [len(list(mutants(s.ir))), len(EQUIVALENT.get(s.name, {}))]
+    ]
+    assert not stale, f"python -m tests.mutants.report {' '.join(stale)}"
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(rows), "python -m tests.mutants.report"

@@ -69,7 +69,9 @@ def test_layouts_and_epilogues(name: str, a_transposed: bool, b_transposed: bool
     close(matmul(a, b, activation=activation, config=name), wanted(a, b, activation=activation))
 
 
-@pytest.mark.parametrize("name", ["c128x256", "c256x128.a", "p128x192", "p128x128", "t64x64", "t64x64.k2", "t128x64"])
+@pytest.mark.parametrize(
+    "name", ["c128x256", "c256x128.a", "p128x192", "p128x128", "t64x64", "t64x64.d128.k2", "t128x64"]
+)
 @pytest.mark.parametrize("rows", ["row", "one", None])
 @pytest.mark.parametrize("cols", ["col", "one", None])
 def test_fp8_scales(name: str, rows: str | None, cols: str | None) -> None:
@@ -116,7 +118,7 @@ def test_refusals() -> None:
         ({"a": x.bfloat16()[:, ::2], "b": x.bfloat16()[:32]}, "neither its rows nor its columns"),
     ):
         with pytest.raises(errors.ArgumentError, match=text):
-            matmul(**arguments)  # type: ignore[arg-type]
+            matmul(**arguments)
 
 
 def test_model() -> None:

@@ -155,11 +155,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
                 auto& s = shared.inputs[inputs_at.stage];
                 mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-                // pk.load_async(s.a, a, (*row, k))
-                if (role.issues()) load_async(s.a, p.x_map, full, m * 128, k * 64);
-                // pk.load_async(s.b, b, (*lead, k, n))
-                if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
-                shared.inputs_ring.publish_loads(inputs_at);
+                if (role.issues()) {
+                    expect_loads(full, s.a, s.b);
+                    // pk.load_async(s.a, a, (*row, k))
+                    load_expected(s.a, p.x_map, full, m * 128, k * 64);
+                    // pk.load_async(s.b, b, (*lead, k, n))
+                    load_expected(s.b, p.b_map, full, k * 64, n * 256);
+                }
+                shared.inputs_ring.publish_expected(inputs_at, role);
             }
         } else {
             // pk.wait(ready, (owner, m), chunks)
@@ -170,11 +173,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
                 auto& s = shared.inputs[inputs_at.stage];
                 mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-                // pk.load_async(s.a, a, (*row, k))
-                if (role.issues()) load_async(s.a, p.full_maps[me], full, owner, m * 128, k * 64);
-                // pk.load_async(s.b, b, (*lead, k, n))
-                if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
-                shared.inputs_ring.publish_loads(inputs_at);
+                if (role.issues()) {
+                    expect_loads(full, s.a, s.b);
+                    // pk.load_async(s.a, a, (*row, k))
+                    load_expected(s.a, p.full_maps[me], full, owner, m * 128, k * 64);
+                    // pk.load_async(s.b, b, (*lead, k, n))
+                    load_expected(s.b, p.b_map, full, k * 64, n * 256);
+                }
+                shared.inputs_ring.publish_expected(inputs_at, role);
             }
         }
     }
@@ -319,9 +325,12 @@ PK_DEVICE void communicator_loader(const params& p, communicator_shared_map& sha
         shared.ring_ring.wait_empty(ring_at, role, SITE_RING_FILL);
         auto& s = shared.ring[ring_at.stage];
         mbarrier& full = shared.ring_ring.full[ring_at.stage];
-        // pk.load_async(s.x, x, (m, j))
-        if (role.issues()) load_async(s.x, p.x_map, full, m * 128, j * 256);
-        shared.ring_ring.publish_loads(ring_at);
+        if (role.issues()) {
+            expect_loads(full, s.x);
+            // pk.load_async(s.x, x, (m, j))
+            load_expected(s.x, p.x_map, full, m * 128, j * 256);
+        }
+        shared.ring_ring.publish_expected(ring_at, role);
     }
     shared.ring_ring.finish_loads(ring_at, shared.launch);
 }

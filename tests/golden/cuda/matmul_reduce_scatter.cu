@@ -121,11 +121,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
             auto& s = shared.inputs[inputs_at.stage];
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-            // pk.load_async(s.a, a, (*row, k))
-            if (role.issues()) load_async(s.a, p.a_map, full, owner, m * 128, k * 64);
-            // pk.load_async(s.b, b, (*lead, k, n))
-            if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
-            shared.inputs_ring.publish_loads(inputs_at);
+            if (role.issues()) {
+                expect_loads(full, s.a, s.b);
+                // pk.load_async(s.a, a, (*row, k))
+                load_expected(s.a, p.a_map, full, owner, m * 128, k * 64);
+                // pk.load_async(s.b, b, (*lead, k, n))
+                load_expected(s.b, p.b_map, full, k * 64, n * 256);
+            }
+            shared.inputs_ring.publish_expected(inputs_at, role);
         }
     }
     shared.inputs_ring.finish_loads(inputs_at, shared.launch);

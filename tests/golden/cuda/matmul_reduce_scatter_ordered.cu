@@ -3,7 +3,7 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=4
+//   BM=128 BN=256 BK=64 P=64 STAGES=4 WARPGROUPS=2 GROUP=8 B_T=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 4 stages of 49152 bytes
 //   output: consumer -> storer, 1 stages of 16384 bytes
@@ -20,8 +20,8 @@ struct config {
     static constexpr int loader_warp = 8;
     static constexpr int storer_warp = 9;
     static constexpr int launch_warp = 10;
-    static constexpr int consumer_registers = 232;
-    static constexpr int producer_registers = 40;
+    static constexpr int consumer_registers = 224;
+    static constexpr int producer_registers = 56;
 };
 
 // Places that may wait, numbered as in the table of the host (Source.sites).
@@ -114,7 +114,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols):  # own tiles last
+    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
     const int tasks = W * rows * cols;
     for (; task < tasks; task += gridDim.x) {
         const auto at = coordinate<8>(task, W, rows, cols);
@@ -123,17 +123,20 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
         const int n = at[2];
         const int owner = (me + owner_i + 1) % W;
         role.visit(owner, m, n);
-        // for k in pk.range(pk.cdiv(a.cols, BK)):
+        // for k in pk.range(pk.cdiv(K, BK)):
         for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
             // with inputs.fill() as s:
             shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
             auto& s = shared.inputs[inputs_at.stage];
             mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-            // pk.load_async(s.a, a, (*row, k))
-            if (role.issues()) load_async(s.a, p.a_map, full, owner, m * 128, k * 64);
-            // pk.load_async(s.b, b, (*lead, k, n))
-            if (role.issues()) load_async(s.b, p.b_map, full, k * 64, n * 256);
-            shared.inputs_ring.publish_loads(inputs_at);
+            if (role.issues()) {
+                expect_loads(full, s.a, s.b);
+                // pk.load_async(s.a, a, (*row, k))
+                load_expected(s.a, p.a_map, full, owner, m * 128, k * 64);
+                // pk.load_async(s.b, b, (n, k) if B_T else (k, n))
+                load_expected(s.b, p.b_map, full, k * 64, n * 256);
+            }
+            shared.inputs_ring.publish_expected(inputs_at, role);
         }
         // if owner == me:
         if (owner == me) {
@@ -146,9 +149,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                     shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                     auto& s = shared.parts[parts_at.stage];
                     mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                    if (role.issues()) load_async(s.c, p.part_maps[me], full, r, m * 128, n * 256);
-                    shared.parts_ring.publish_loads(parts_at);
+                    if (role.issues()) {
+                        expect_loads(full, s.c);
+                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256);
+                    }
+                    shared.parts_ring.publish_expected(parts_at, role);
                 }
             }
             // for r in pk.ranks_from(me + 1, W - 1):
@@ -158,9 +164,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                     shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                     auto& s = shared.parts[parts_at.stage];
                     mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                    if (role.issues()) load_async(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 64);
-                    shared.parts_ring.publish_loads(parts_at);
+                    if (role.issues()) {
+                        expect_loads(full, s.c);
+                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 64);
+                    }
+                    shared.parts_ring.publish_expected(parts_at, role);
                 }
             }
             // for r in pk.ranks_from(me + 1, W - 1):
@@ -170,9 +179,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                     shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                     auto& s = shared.parts[parts_at.stage];
                     mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                    if (role.issues()) load_async(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 128);
-                    shared.parts_ring.publish_loads(parts_at);
+                    if (role.issues()) {
+                        expect_loads(full, s.c);
+                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 128);
+                    }
+                    shared.parts_ring.publish_expected(parts_at, role);
                 }
             }
             // for r in pk.ranks_from(me + 1, W - 1):
@@ -182,9 +194,12 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                     shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                     auto& s = shared.parts[parts_at.stage];
                     mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                    if (role.issues()) load_async(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 192);
-                    shared.parts_ring.publish_loads(parts_at);
+                    if (role.issues()) {
+                        expect_loads(full, s.c);
+                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
+                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 192);
+                    }
+                    shared.parts_ring.publish_expected(parts_at, role);
                 }
             }
         }
@@ -206,7 +221,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
     const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols):  # own tiles last
+    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
     const int tasks = W * rows * cols;
     for (; task < tasks; task += gridDim.x) {
         const auto at = coordinate<8>(task, W, rows, cols);
@@ -215,102 +230,105 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
         // acc = pk.zeros((BM, BN), pk.float32)
         accumulator<64, 256> acc;
         fill(acc, 0.0f);
-        // for k in pk.range(pk.cdiv(a.cols, BK)):
+        // for k in pk.range(pk.cdiv(K, BK)):
         for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
             // with inputs.drain() as s:
             shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
             auto& s = shared.inputs[inputs_at.stage];
-            // pk.mma(acc, s.a, s.b)
+            // pk.mma(acc, s.a, s.b.T if B_T else s.b)
             mma(acc, s.a, s.b, role.warpgroup());
             shared.inputs_ring.release_after_mma(inputs_at);
         }
+        // finish_rows(output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION)
+        const int others = W - 1;
+        const bool last = owner == me;
         shared.inputs_ring.finish_mma(inputs_at, acc);
-        // piece = acc[:, j * P : (j + 1) * P]
-        register_tile<float, 64, 64> piece = columns<0, 64>(acc);
-        // if owner == me:
-        if (owner == me) {
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+        // r = acc[:, start:stop]
+        register_tile<float, 64, 64> r = columns<0, 64>(acc);
+        // if last:
+        if (last) {
+            // for _ in pk.range(others):
+            for (int i = 0; i < others; ++i) {
                 // with parts.drain() as s:
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
-                // piece = piece + pk.load(s.c)
+                // r = r + pk.load(s.c)
                 register_tile<float, 64, 64> loaded = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded(ri, ci);
+                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, piece)
-            store(s.c, piece, role.warpgroup());
+            // pk.store(s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
-        // piece = acc[:, j * P : (j + 1) * P]
-        piece = columns<64, 128>(acc);
-        // if owner == me:
-        if (owner == me) {
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+        // r = acc[:, start:stop]
+        r = columns<64, 128>(acc);
+        // if last:
+        if (last) {
+            // for _ in pk.range(others):
+            for (int i = 0; i < others; ++i) {
                 // with parts.drain() as s:
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
-                // piece = piece + pk.load(s.c)
+                // r = r + pk.load(s.c)
                 register_tile<float, 64, 64> loaded_ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded_(ri, ci);
+                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded_(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, piece)
-            store(s.c, piece, role.warpgroup());
+            // pk.store(s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
-        // piece = acc[:, j * P : (j + 1) * P]
-        piece = columns<128, 192>(acc);
-        // if owner == me:
-        if (owner == me) {
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+        // r = acc[:, start:stop]
+        r = columns<128, 192>(acc);
+        // if last:
+        if (last) {
+            // for _ in pk.range(others):
+            for (int i = 0; i < others; ++i) {
                 // with parts.drain() as s:
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
-                // piece = piece + pk.load(s.c)
+                // r = r + pk.load(s.c)
                 register_tile<float, 64, 64> loaded__ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded__(ri, ci);
+                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded__(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, piece)
-            store(s.c, piece, role.warpgroup());
+            // pk.store(s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
-        // piece = acc[:, j * P : (j + 1) * P]
-        piece = columns<192, 256>(acc);
-        // if owner == me:
-        if (owner == me) {
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+        // r = acc[:, start:stop]
+        r = columns<192, 256>(acc);
+        // if last:
+        if (last) {
+            // for _ in pk.range(others):
+            for (int i = 0; i < others; ++i) {
                 // with parts.drain() as s:
                 shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                 auto& s = shared.parts[parts_at.stage];
-                // piece = piece + pk.load(s.c)
+                // r = r + pk.load(s.c)
                 register_tile<float, 64, 64> loaded___ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) piece(ri, ci) = piece(ri, ci) + loaded___(ri, ci);
+                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded___(ri, ci);
                 shared.parts_ring.release(parts_at);
             }
         }
         {  // with output.fill() as s:
             shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
             auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, piece)
-            store(s.c, piece, role.warpgroup());
+            // pk.store(s.c, r)
+            store(s.c, r, role.warpgroup());
             shared.output_ring.publish_stores(output_at);
         }
     }
@@ -329,7 +347,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
     const int me = p.ctx.rank;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols):  # own tiles last
+    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
     const int tasks = world * rows * cols;
     for (; task < tasks; task += gridDim.x) {
         const auto at = coordinate<8>(task, world, rows, cols);

@@ -101,7 +101,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             auto& s = shared.ring[ring_at.stage];
             mbarrier& full = shared.ring_ring.full[ring_at.stage];
             // pk.gather_async(s.x, x, entry, j)
-            check_bounds(role, entry, p.x_rows, SITE_ROW_OF_X_BOUNDS, -31, 0);
+            check_bounds(role, entry, p.x_rows, SITE_ROW_OF_X_BOUNDS, -63, 32);
             check_bounds(role, j * 32, p.x_cols, SITE_COLUMN_OF_X_BOUNDS, -287, 256);
             gather_async(role, s.x, full, tensor_view<float, 2>{p.x, {{p.x_rows, p.x_cols}, {p.x_stride_rows, p.x_stride_cols}}}, 0, entry, j * 32);
             shared.ring_ring.publish_loads(ring_at);

@@ -56,6 +56,13 @@ struct pipeline {
         at.advance();
     }
 
+    /// Loader leaves a stage that it has filled behind `expect_loads`, or not at all if it has given up.
+    template <class Role>
+    PK_DEVICE void publish_expected(cursor<STAGES>& at, const Role& role) {
+        if (role.dead && elect_one()) mbarrier_arrive(full[at.stage]);
+        at.advance();
+    }
+
     /// Consumer leaves a stage that it has stored to: visible to bulk copies, one arrival a warp.
     PK_DEVICE void publish_stores(cursor<STAGES>& at) {
         fence_proxy_async_shared();

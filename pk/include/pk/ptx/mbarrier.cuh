@@ -24,6 +24,12 @@ PK_DEVICE void mbarrier_expect(mbarrier& bar, u32 bytes) {
                  :: "r"(shared_address(&bar)), "r"(bytes) : "memory");
 }
 
+/// One arrival, and `bytes` more that must land before the current phase ends.
+PK_DEVICE void mbarrier_arrive_expect(mbarrier& bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(&bar)), "r"(bytes) : "memory");
+}
+
 /// True once the phase with this parity has ended; sleeps a short, bounded time before it says no.  Acquires.
 PK_DEVICE bool mbarrier_try_wait(mbarrier& bar, u32 parity) {
     u32 ended;

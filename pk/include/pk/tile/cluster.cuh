@@ -9,9 +9,9 @@ namespace pk {
 inline constexpr int cluster_blocks = 2;
 
 /// Tensor to the shared tile of both blocks.  Both call this with the same coordinates; each fetches one half of the
-/// panels, or of the rows of every panel, and its `bar` expects the whole tile.
+/// panels, or of the rows of every panel, and its `bar` has been told to expect the whole tile.
 template <class Tile, class... Coord>
-PK_DEVICE void load_async_shared(Tile& tile, const tensor_map& map, mbarrier& bar, Coord... coord) {
+PK_DEVICE void load_expected_shared(Tile& tile, const tensor_map& map, mbarrier& bar, Coord... coord) {
     constexpr int dims = sizeof...(Coord);
     constexpr bool by_panels = Tile::panels % cluster_blocks == 0;
     constexpr int panels = by_panels ? Tile::panels / cluster_blocks : Tile::panels;
@@ -19,7 +19,6 @@ PK_DEVICE void load_async_shared(Tile& tile, const tensor_map& map, mbarrier& ba
     constexpr int box_rows = Tile::box_rows < rows ? Tile::box_rows : rows;
     static_assert(dims > 1 || Tile::rows == 1, "a tile of several rows needs a tensor of at least 2 dimensions");
     static_assert(by_panels || rows % 8 == 0, "halves of a panel are a multiple of 8 rows");
-    mbarrier_expect(bar, Tile::bytes);
     const int half = cluster_rank();
     const int first_panel = by_panels ? half * panels : 0, first_row = by_panels ? 0 : half * rows;
 #pragma unroll
@@ -31,6 +30,13 @@ PK_DEVICE void load_async_shared(Tile& tile, const tensor_map& map, mbarrier& ba
             if constexpr (dims > 1) at[dims - 2] += first_row + row;
             tma_load_multicast(tile.address(first_panel + panel, first_row + row), map, bar, at, (1 << cluster_blocks) - 1);
         }
+}
+
+/// The same, and `bar` expects the whole tile.
+template <class Tile, class... Coord>
+PK_DEVICE void load_async_shared(Tile& tile, const tensor_map& map, mbarrier& bar, Coord... coord) {
+    mbarrier_expect(bar, Tile::bytes);
+    load_expected_shared(tile, map, bar, coord...);
 }
 
 }  // namespace pk

@@ -43,11 +43,21 @@ struct store_add_box {
     template <int DIMS> PK_DEVICE void operator()(u32 from, int (&at)[DIMS]) const { tma_store_add(map, from, at); }
 };
 
+/// The only arrival of a stage: all that will be loaded into it, which follows.
+template <class... Tile>
+PK_DEVICE void expect_loads(mbarrier& bar, const Tile&...) { mbarrier_arrive_expect(bar, (... + Tile::bytes)); }
+
+/// Tensor to shared tile; `bar` has been told to expect the bytes.
+template <class Tile, class... Coord>
+PK_DEVICE void load_expected(Tile& tile, const tensor_map& map, mbarrier& bar, Coord... coord) {
+    for_each_box(tile, load_box{map, bar}, coord...);
+}
+
 /// Tensor to shared tile; `bar` expects the bytes and its phase ends when they have landed.
 template <class Tile, class... Coord>
 PK_DEVICE void load_async(Tile& tile, const tensor_map& map, mbarrier& bar, Coord... coord) {
     mbarrier_expect(bar, Tile::bytes);
-    for_each_box(tile, load_box{map, bar}, coord...);
+    load_expected(tile, map, bar, coord...);
 }
 
 /// Shared tile to tensor; part of this thread's next `store_commit`.
@@ -126,8 +136,8 @@ PK_DEVICE void store(shared_tile<T, RS, C, ROWS>& to, const accumulator<R, C>& f
 }
 
 /// Registers to the transposed view of a shared tile: element (r, c) goes to row c, column r.
-template <class T, class U, int RS, int R, int C>
-PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const register_tile<U, R, C>& from, int warpgroup) {
+template <class T, class U, int RS, bool ROWS, int R, int C>
+PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS, ROWS>> to, const register_tile<U, R, C>& from, int warpgroup) {
     static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
     const int lane = lane_index();
     const int row = first_row<R>(warpgroup);
@@ -151,8 +161,8 @@ PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const register_t
 }
 
 /// As above, of a whole accumulator.
-template <class T, int RS, int R, int C>
-PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS>> to, const accumulator<R, C>& from, int warpgroup) {
+template <class T, int RS, bool ROWS, int R, int C>
+PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS, ROWS>> to, const accumulator<R, C>& from, int warpgroup) {
     store(to, static_cast<const register_tile<float, R, C>&>(from), warpgroup);
 }
 

@@ -1,0 +1,77 @@
+"""The kernels of the tensor-parallel operators, with small problems."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pk.ops import few_rows, parallel_kernels
+from tests.conformance.case import BF16, F32, Arguments, blank
+from tests.mutants.subject import Problem, Subject
+from tests.mutants.subjects import GEMM, K, M, N, gather, random, small, two_three
+
+
+# ------------------------------------------------------------------------------------------------------- many rows
+def _sums(depth: int, rank: int, world: int) -> Arguments:
+    """With little ``depth`` only the vectors' own ring keeps the next task's vectors from coming too early."""
+    vectors = {"scale": small(1, N, key="s", dtype=F32), "bias": small(1, N, key="c", dtype=F32)}
+    a, b = small(264, depth, key=rank), small(depth, N, key=rank)
+    return {"a": a, "b": b, "c": blank((264, N), BF16, parallel=True)} | vectors
+
+
+def _gathered(rank: int, world: int) -> Arguments:
+    whole = blank((world, M, K), BF16, parallel=True)
+    return gather(rank, world) | {"whole": whole, "row_scale": small(world, M, 1, key="r", dtype=F32)}
+
+
+def _vector(rank: int, world: int) -> Arguments:
+    return {"x": random(88, key=rank), "whole": blank((world, 88), BF16, parallel=True)}
+
+
+def _rows(rank: int, world: int) -> Arguments:
+    return {"x": random(40, 56, key=rank), "whole": blank((world, 40, 56), BF16, parallel=True)}
+
+
+def _many() -> list[Subject]:
+    k, gathers = parallel_kernels, GEMM | {"COMM": 1, "BC": 16, "PARTS": 2}
+    sums = *two_three(partial(_sums, K), 3), Problem(2, partial(_sums, 16), 1)
+    return [
+        Subject("ops.all_gather_matmul", k.all_gather_matmul, two_three(gather, 3), gathers),
+        Subject("ops.all_gather_matmul_whole", k.all_gather_matmul, two_three(_gathered, 3), gathers),
+        Subject("ops.matmul_all_reduce_ordered", k.matmul_all_reduce_ordered, sums, GEMM),
+        Subject("ops.all_gather_vector", k.all_gather_vector, two_three(_vector), {"BLOCK": 32}),
+        Subject("ops.all_gather_rows", k.all_gather_rows, two_three(_rows, 1), {"BM": 8, "BC": 16}),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- few rows
+FEW = {"BN": 64, "BM": 16, "BK": 16, "P": 16, "STAGES": 2, "SPLIT": 2}
+ROWS, COLS = 12, 136  # of each rank, which makes a tail with two and three
+
+
+def _few_gather(depth: int, rank: int, world: int) -> Arguments:
+    x, b = small(ROWS, depth, key=rank), small(depth, COLS, key=rank)
+    scale = small(1, ROWS * world, key="s", dtype=F32)
+    return {"x": x, "b": b, "c": blank((ROWS * world, COLS), BF16), "col_scale": scale}
+
+
+def _few_sum(scatter: bool, rank: int, world: int) -> Arguments:
+    a, b = small(ROWS * world, 72, key=rank), small(72, COLS, key=rank)
+    bias = small(1, COLS, key="c", dtype=F32)
+    return {"a": a, "b": b, "c": blank((ROWS if scatter else ROWS * world, COLS), BF16), "col_bias": bias}
+
+
+def _few() -> list[Subject]:
+    k, gathers = few_rows, FEW | {"ROW_STAGES": 2, "PR": 8, "PC": 16, "SECTION": 32}
+    worlds = [Problem(w, partial(_few_gather, d), s) for w, d, s in ((2, 136, 3), (3, 136, 2), (2, 16, 1))]
+    sums = {
+        scatter: (Problem(2, partial(_few_sum, scatter), 3), Problem(2, partial(_few_sum, scatter), 1))
+        for scatter in (False, True)
+    }
+    return [
+        Subject("ops.few_all_gather_matmul", k.few_all_gather_matmul, tuple(worlds), gathers),
+        Subject("ops.few_matmul_reduce", k.few_matmul_reduce, sums[False], FEW | {"PR": 8}),
+        Subject("ops.few_matmul_reduce_scatter", k.few_matmul_reduce, sums[True], FEW | {"PR": 8, "SCATTER": True}),
+    ]
+
+
+SUBJECTS = [*_many(), *_few()]

@@ -1,0 +1,64 @@
+"""The tensor-parallel benchmark, rehearsed without a GPU: a row of its table, its check and its soak."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import pk
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize("how", [["--threads"], []], ids=["threads", "processes"])
+def test_a_rehearsal(tmp_path: Path, how: list[str]) -> None:
+    run = subprocess.run(
+        [
+            sys.executable, str(BENCHMARKS / "tensor_parallel.py"), *how, "--ranks", "2", "--kinds", "few",
+            "--rows", "1", "--operators", "matmul_reduce_scatter", "--tiles", "c64x128", "--check", "4", "--soak", "3",
+            "--most", "40", "--table", "--seconds", "200", "--out", str(tmp_path),
+        ],
+        capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "PK_BACKEND": "sim", "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    # the fourth is float8, which torch cannot send to another process by itself
+    assert "checked 4 problems on 2 ranks: 0 wrong" in run.stdout
+    assert "soak: 3 calls on 2 ranks, 0 wrong" in run.stdout
+    (row,) = json.loads((tmp_path / "tensor_parallel.json").read_text())["rows"]
+    assert row["m"] == 2
+    assert row["wrong"] == []
+    assert {"c64x128", "pk default", "pk.matmul"} <= row["us"].keys()
+    assert row["rival"] == ("" if how else "NCCL+cuBLAS")
+    with open(tmp_path / "tensor_parallel.csv", newline="", encoding="utf-8") as file:
+        assert [line["operator"] for line in csv.DictReader(file)] == ["matmul_reduce_scatter"]
+
+
+def test_wrong_results_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import team as teams
+    import tp_problems
+
+    def rank(rank: int) -> tuple[float, float, float]:
+        team = teams.Threads(rank, 2, torch.device("cpu"), time.time(), 100)
+        o = tp_problems.Operands(tp_problems.Problem("matmul_reduce_scatter", 32, 32, 32), team)
+        o.poison()
+        want = o.reference()
+        unwritten = o.error(want)
+        o.call("c64x128")
+        right = o.error(want)
+        o.out[0, 0] += 8
+        return unwritten, right, o.error(want)
+
+    for unwritten, right, off in pk.spawn(rank, 2, "sim"):
+        assert unwritten == math.inf
+        assert right < 5e-3 < off
