@@ -9,6 +9,7 @@ import inspect
 import linecache
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,8 @@ class Source:
         self.fn = fn
         self.name = fn.__name__
         self.file = fn.__code__.co_filename
-        self.lines = linecache.getlines(self.file, fn.__globals__)
+        kept = _texts.get(fn)
+        self.lines = linecache.getlines(self.file, fn.__globals__) if kept is None else kept
         self.tree = self._find()
 
     def _find(self) -> ast.FunctionDef:
@@ -118,7 +120,20 @@ def checked(fn: Any, decorator: str) -> Any:
         what, advice = f"`{inner.__name__}` is {words}", "Write a plain `def` without `yield`, `async` and `await`."
     if what:
         raise errors.ArgumentError(f"what @{decorator} is given {what}.\n  {advice}")
+    _keep_text(inner)
     return fn
+
+
+# Lines of the files of decorated functions, as they were then: an editor may change a file before the first call.
+_texts: weakref.WeakKeyDictionary[Callable[..., Any], list[str]] = weakref.WeakKeyDictionary()
+
+
+def _keep_text(fn: Callable[..., Any]) -> None:
+    file = fn.__code__.co_filename
+    linecache.checkcache(file)  # a module that is loaded again has another text
+    lines = linecache.getlines(file, fn.__globals__)
+    if lines:
+        _texts[fn] = lines  # functions of one file share the list
 
 
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -68,6 +68,13 @@ def _refuse(operator: str, given: dict[str, Any]) -> None:
             f"pk.ops.{operator} of {a.dtype} has no backward pass, and an argument requires a gradient.\n"
             "  Call it under torch.no_grad(), or with bfloat16 operands."
         )
+    row = given["b"].shape[1] * a.element_size()
+    if row % 16 and given["config"] != "library":
+        raise ArgumentError(
+            f"pk.ops.{operator} of {given['b'].shape[1]} columns has no backward pass, which reads the result's "
+            f"gradient in rows of {row} bytes, and TMA needs multiples of 16.\n"
+            f"  Pad N to a multiple of {16 // a.element_size()}."
+        )
     scaled = [name for name in ("scale_a", "scale_b") if given[name] is not None]
     if scaled:
         raise ArgumentError(
@@ -177,23 +184,28 @@ def _start(ctx: Any, grad: torch.Tensor, forward: Any) -> tuple[torch.Tensor, An
 def _collective(ctx: Any, operator: Any, g: torch.Tensor, b: torch.Tensor) -> Any:
     """``operator(g, b.T)`` with the options of the forward call that are not about its shapes."""
     deterministic, comm_sms = ctx.rest if len(ctx.rest) == 2 else (False, None)
-    config = "library" if ctx.given["config"] == "library" else None
-    return operator(g, b.t(), config=config, group=ctx.given["group"], deterministic=deterministic, comm_sms=comm_sms)
+    return operator(g, b.t(), config=_local(ctx), group=ctx.given["group"], deterministic=deterministic, comm_sms=comm_sms)
+
+
+def _local(ctx: Any) -> str | None:
+    """The configuration of a backward product: the library's if the forward call was to be the library's."""
+    return "library" if ctx.given["config"] == "library" else None
 
 
 def _left(ctx: Any, g: torch.Tensor, b: torch.Tensor, group: str) -> torch.Tensor:
-    """g @ b.T in the layout of a."""
-    if ctx.layouts[0][0]:
-        return ops.matmul(b, g.t(), group=group).t()
-    return ops.matmul(g, b.t(), group=group)
+    """g @ b.T in the layout of a, if TMA can store it."""
+    if ctx.layouts[0][0] and g.shape[0] * g.element_size() % 16 == 0:
+        return ops.matmul(b, g.t(), config=_local(ctx), group=group).t()
+    return ops.matmul(g, b.t(), config=_local(ctx), group=group)
 
 
 def _right(ctx: Any, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor | None:
     """x.T @ g in the layout of b, if anybody asks."""
     if not wants(ctx, 1):
         return None
-    group = ctx.given["group"]
-    return ops.matmul(g.t(), x, group=group).t() if ctx.layouts[1][0] else ops.matmul(x.t(), g, group=group)
+    options = {"config": _local(ctx), "group": ctx.given["group"]}
+    x = dense.addressable(x)
+    return ops.matmul(g.t(), x, **options).t() if ctx.layouts[1][0] else ops.matmul(x.t(), g, **options)
 
 
 def _bias(ctx: Any, g: torch.Tensor) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pk.errors import ArgumentError
-from pk.ops import baseline, estimate, fused, model
+from pk.ops import baseline, dense, estimate, fused, model
 from pk.ops.estimate import Case
 from pk.ops.model import CONFIGS, Config
 from pk.runtime import toolkit, tunings
@@ -178,6 +178,8 @@ def decide(q: Request, deterministic: bool, comm_sms: int | None, config: Config
 
 def forced(operator: str, deterministic: bool, comm_sms: int | None, config: Config | str | None) -> Config | None:
     """The tile that the options name, if they name one; ArgumentError for options that cannot be."""
+    if comm_sms is not None and (isinstance(comm_sms, bool) or not isinstance(comm_sms, int)):
+        raise ArgumentError(f"comm_sms={comm_sms!r} is {type(comm_sms).__name__}, and must be a number of SMs.")
     if comm_sms is not None and operator == "all_gather_matmul" and comm_sms < 1:
         raise ArgumentError(f"comm_sms={comm_sms}: at least one SM communicates.\n  Leave it away, or pass 8.")
     if config == LIBRARY:
@@ -188,6 +190,8 @@ def forced(operator: str, deterministic: bool, comm_sms: int | None, config: Con
             )
         return None
     if not isinstance(config, str):
+        if config is not None:
+            dense.check_config(config)
         return config
     if config not in (*fused.TILES, *fused.FEW):
         raise ArgumentError(

@@ -62,7 +62,10 @@ def matmul(
     a, b, *rest = inputs.tensors("matmul", a=a, b=b, **given)
     vectors = dict(zip(given, rest, strict=True))
     check_operands(a, b, activation)
+    inputs.result("matmul", out, a, b, *rest)
     out = _result(a, b, out, out_dtype)
+    for name, extent in (("bias", b.shape[1]), ("scale_a", a.shape[0]), ("scale_b", b.shape[1])):
+        vector(name, vectors.get(name), extent)
     if out.numel() == 0 or a.shape[1] == 0:
         return without_k(out, vectors.get("bias"), activation)
     limit = sms or current(group).sms
@@ -152,10 +155,8 @@ def check_result(shape: tuple[int, int], out: torch.Tensor | None, dtype: torch.
     """Raise :class:`pk.errors.ArgumentError` unless a result of ``shape`` and ``dtype`` can be, and ``out`` is one."""
     if dtype not in RESULTS:
         raise ArgumentError(f"the result cannot be {dtype}.\n  out_dtype is one of {', '.join(map(str, RESULTS))}.")
-    if out is not None and (tuple(out.shape) != shape or out.dtype != dtype):
-        raise ArgumentError(f"`out` is {tuple(out.shape)} {out.dtype}, and the result is {shape} {dtype}.")
-    if out is not None and out.stride(1) != 1 and out.shape[1] > 1:
-        raise ArgumentError(f"`out` has strides {out.stride()}, and its rows must be contiguous.")
+    if out is not None:
+        inputs.fits(out, shape, dtype)
 
 
 def columns_first(x: torch.Tensor) -> bool:
@@ -192,7 +193,16 @@ def _config(config: Config | str | None, p: Problem) -> Config:
         if config not in CONFIGS:
             raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(CONFIGS)}, library.")
         return CONFIGS[config]
+    check_config(config)
     return config
+
+
+def check_config(config: Any) -> None:
+    """Raise :class:`pk.errors.ArgumentError` for what is no configuration, nor the name of one."""
+    if not isinstance(config, Config):
+        raise ArgumentError(
+            f"config={config!r} is {type(config).__name__}, and must be a name or one of `pk.ops.model.CONFIGS`."
+        )
 
 
 def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sms: int) -> Problem:
@@ -215,8 +225,13 @@ def vector(name: str, x: torch.Tensor | None, count: int) -> torch.Tensor | None
         return None
     if x.numel() not in (1, count):
         raise ArgumentError(f"`{name}` has shape {tuple(x.shape)}, and must have 1 or {count} elements.")
+    if x.numel() > 1 and x.shape[0 if name == "scale_a" else -1] != count:  # of rows, or of columns
+        wanted = f"({count}, 1)" if name == "scale_a" else f"({count},) or (1, {count})"
+        raise ArgumentError(f"`{name}` has shape {tuple(x.shape)}, and must have {wanted}, or 1 element.")
     if name != "bias" and x.dtype != torch.float32:
         raise ArgumentError(f"`{name}` is {x.dtype}, and must be torch.float32.\n  Pass `{name}.float()`.")
+    if name == "bias" and x.dtype not in RESULTS:
+        raise ArgumentError(f"`bias` is {x.dtype}, and must be {', '.join(map(str, RESULTS))}.\n  Pass `bias.float()`.")
     flat = x.reshape(-1)
     return flat.expand(count) if flat.numel() == 1 else flat
 
@@ -237,6 +252,8 @@ def arguments(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, vectors: dict[str, torch.Tensor], activation: str, c: Config
 ) -> dict[str, Any]:
     """The kernel's arguments for one product; ``swap`` computes ``out.T = b.T @ a.T``."""
+    if c.swap and c.cols * a.element_size() < 32 and columns_first(a):
+        a = _with_rows(a)
     left, right = operand("a", a, along=1), operand("b", b, along=0)
     m, n = out.shape
     row = vector("scale_a", vectors.get("scale_a"), m)
@@ -262,6 +279,21 @@ def arguments(
     }  # fmt: skip
 
 
+def addressable(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy with contiguous rows if TMA can address neither its rows nor its columns."""
+    rows = x.T if columns_first(x) else x
+    step = rows.stride(0) * x.element_size()
+    if rows.stride(1) == 1 and step > 0 and step % 16 == 0 and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _with_rows(a: torch.Tensor) -> torch.Tensor:
+    """A copy with contiguous rows: the tensor core does not read columns of 8 rows of ``a``, of which this has few."""
+    step = -(-a.shape[1] // 16) * 16
+    return a.new_empty((a.shape[0], step)).narrow(1, 0, a.shape[1]).copy_(a)
+
+
 def aligned(x: torch.Tensor) -> torch.Tensor:
     """``x`` as TMA can load it: contiguous, at a multiple of 16 bytes."""
     return x.contiguous() if x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
@@ -271,6 +303,5 @@ def _launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, vectors: dict[str, torch.Tensor], activation: str, c: Config,
     group: Any, sms: int | None,
 ) -> None:  # fmt: skip
-    if out.stride(1) != 1 and out.shape[1] > 1:
-        raise ArgumentError(f"`out` has strides {out.stride()}, and its rows must be contiguous.")
+    inputs.storable((out.shape[0], out.shape[1]), out.dtype, out)
     kernels.matmul(**arguments(a, b, out, vectors, activation, c), group=group, sms=sms)

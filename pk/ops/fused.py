@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pk.ops import dense, few_rows, model, parallel_kernels
+from pk.ops import dense, few_rows, inputs, model, parallel_kernels
 from pk.ops.model import CONFIGS, Config, Problem
 from pk.ops.workspace import symmetric_workspace
 from pk.runtime import symm
@@ -26,6 +27,7 @@ FEW = (
 """The same for a few rows, up to 256: see ``few_rows.py``."""
 COMM_SMS = 8  # fill an NVLink of H200s (348 of 358 GB/s)
 FEW_BYTES = 4 << 20  # take the link as long as reading b twice takes, or so
+LAG_WAVES = 120  # percent of a wave of tiles by which own ones follow those of others: their partial sums have come
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
 
 
@@ -91,13 +93,16 @@ def few_tiles(operator: str, world: int, p: Problem) -> list[Config]:
     more_bytes = max(0, (world - 1) * (world - 2)) * p.m * p.n * p.out_bits // 8 // world
     if operator == "matmul_all_reduce" and more_bytes > FEW_BYTES:
         return []
-    return [CONFIGS[name] for name in FEW if CONFIGS[name].cols >= p.m and model.legal(CONFIGS[name], p)]
+    return [CONFIGS[name] for name in FEW if model.legal(CONFIGS[name], p)]
 
 
 def run(
     request: Request, out: torch.Tensor | None, tile: Config | None, comm_sms: int | None, gathered: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch the fused kernel; the result, and with ``gathered`` the rows of all ranks (M, K), in memory of its own."""
+    inputs.addressable("a", rows_contiguous(request.a))
+    inputs.addressable("b", dense.operand("b", request.b, along=0).memory)
+    inputs.storable(request.shape, request.out_dtype, None if request.operator == OPERATORS[2] else out)
     comm_sms = COMM_SMS if comm_sms is None else comm_sms
     communicates = request.operator == "all_gather_matmul" and request.world > 1
     tile = tile or choose_tile(request, comm_sms if communicates else 0)
@@ -132,7 +137,7 @@ def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch
     out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
     shape = (q.world, a.shape[0] // q.world, a.shape[1])
     parallel_kernels.matmul_reduce_scatter_ordered(
-        a=a.view(shape), c=out, **_operands(q, (*shape[:2], 1), q.scale_a), **_constants(q, tile, a, out), group=q.group
+        a=a.view(shape), c=out, **_operands(q, (*shape[:2], 1), q.scale_a), **_summing(q, tile, a, out), group=q.group
     )
     return out
 
@@ -144,7 +149,7 @@ def _all_reduce(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Ten
     assert c is not None
     by_cols = -(-a.shape[0] // tile.rows) < 4 * q.world
     parallel_kernels.matmul_all_reduce_ordered(
-        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_constants(q, tile, a, c), BY_COLS=by_cols,
+        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_summing(q, tile, a, c), BY_COLS=by_cols,
         group=q.group,
     )  # fmt: skip
     if inside:
@@ -210,7 +215,9 @@ def symmetric(x: torch.Tensor, group: Group) -> bool:
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     """``x``, or a copy if TMA cannot address its rows, or if they cannot be viewed as those of several ranks."""
     step = x.stride(0) * x.element_size()
-    return x if x.stride(1) == 1 and step % 16 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+    if x.stride(1) == 1 and step > 0 and step % 16 == 0 and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # which a contiguous one at an odd address needs too
 
 
 def _operands(q: Request, rows: tuple[int, ...], scale: torch.Tensor | None) -> dict[str, Any]:
@@ -233,6 +240,13 @@ def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> di
     every = tile.constants(a.element_size(), c.element_size(), vectors)
     names = ("BM", "BN", "BK", "P", "STAGES", "OUTS", "WARPGROUPS", "PINGPONG")
     return {name: every[name] for name in names} | {"GROUP": tile.group or 8}
+
+
+def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
+    """Constants of the kernels that add partial sums: two pieces of them, and as many of the result, are under way."""
+    found = _constants(q, dataclasses.replace(tile, outs=4), a, c)
+    sms = q.group.sms or model.SMS
+    return found | {"OUTS": 2, "LAG": -(-LAG_WAVES * sms // (100 * max(q.world, 1)))}
 
 
 def _gather_scales(q: Request, mine: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,8 @@ def matmul(
     inputs, output, vectors = product_pipes(a, b, c, col_scale, col_bias, BM, BN, BK, P, STAGES, OUTS, A_T, B_T, C_T)
     done = pk.signals(rows, cols) if SPLIT > 1 else None
     outer, inner = (cols, rows) if BY_COLS else (rows, cols)
+    # Ping-pong clears while the other multiplies; beside 192 registers of accumulator NVRTC 13.0 would spill.
+    some = SPLIT == 1 and not PINGPONG and BM * BN <= 128 * 128 * WARPGROUPS
     for part, x, y in pk.tasks(SPLIT, outer, inner, group=GROUP or 8 * CLUSTER, cluster=CLUSTER):
         m, n = (y, x) if BY_COLS else (x, y)
         first, stop = part * steps // SPLIT, (part + 1) * steps // SPLIT
@@ -47,7 +49,7 @@ def matmul(
                 feed_vectors(vectors, col_scale, col_bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor, offset = row_vectors(row_scale, scale, row_bias, m, BM)
-            acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T, SPLIT == 1)
+            acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T, some)
             if SPLIT == 1 or part == SPLIT - 1:
                 if SPLIT > 1:
                     pk.wait(done, (m, n), SPLIT - 1)

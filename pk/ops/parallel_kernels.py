@@ -44,11 +44,18 @@ def multiply(inputs, K, BM, BN, BK, B_T):
 
 
 @pk.function
-def epilogue(output, acc, part, m, n, factor, scale, bias, last, BM, BN, P, ACTIVATION):
-    """Consumer's epilogue in pieces of P columns: scales, then, if this rank is the ``last`` to touch the tile, the
-    partial sums of the others in ``part`` in order, bias and activation.  ``scale``, ``bias``: shared (1, BN) or None.
+def feed_parts(parts, part, m, n, BN, P):
+    """Loader's half of a sum: the other ranks' partial sums of a tile, piece by piece, in the order of the ranks."""
+    for j in pk.static_range(BN // P):
+        for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+            with parts.fill() as s:
+                pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
 
-    Partial sums come straight from memory: through a pipeline they would hold up the loader, and with it the next tile.
+
+@pk.function
+def epilogue(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
+    """Consumer's epilogue in pieces of P columns: scales, then, if this rank is the ``last`` to touch the tile, the
+    others' partial sums, bias and activation.  ``scale``, ``bias``: shared tiles (1, BN) or None.
     """
     for j in pk.static_range(BN // P):
         start, stop = j * P, (j + 1) * P
@@ -58,9 +65,10 @@ def epilogue(output, acc, part, m, n, factor, scale, bias, last, BM, BN, P, ACTI
         if scale is not None:
             r = r * pk.load(scale)[:, start:stop]
         if last:
-            if part is not None:
-                for q in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                    r = r + pk.cast(pk.load(part, (q, m, n * (BN // P) + j), (BM, P)), pk.float32)
+            if parts is not None:
+                for _ in pk.range(pk.world_size() - 1):
+                    with parts.drain() as s:
+                        r = r + pk.load(s.c)
             if bias is not None:
                 r = r + pk.load(bias)[:, start:stop]
             r = activated(r, ACTIVATION)
@@ -69,14 +77,22 @@ def epilogue(output, acc, part, m, n, factor, scale, bias, last, BM, BN, P, ACTI
 
 
 @pk.function
-def finish_rows(output, acc, part, m, n, vectors, factor, scale, bias, last, BM, BN, P, ACTIVATION):
+def finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION):
     """The epilogue, with the vectors of this column tile in shared memory if there are any."""
     if vectors is None:
-        epilogue(output, acc, part, m, n, factor, None, None, last, BM, BN, P, ACTIVATION)
+        epilogue(output, acc, parts, factor, None, None, last, BN, P, ACTIVATION)
     else:
         with vectors.drain() as v:
             cols, added = None if scale is None else v.scale, None if bias is None else v.bias
-            epilogue(output, acc, part, m, n, factor, cols, added, last, BM, BN, P, ACTIVATION)
+            epilogue(output, acc, parts, factor, cols, added, last, BN, P, ACTIVATION)
+
+
+@pk.function
+def place(t, rows, cols, G):
+    """Row and column of tile number ``t``: groups of G rows, column by column in a group, so that L2 serves both."""
+    group = t // (G * cols)
+    height, i = pk.min(G, rows - group * G), t - group * (G * cols)
+    return group * G + i % height, i // height
 
 
 @pk.function
@@ -139,7 +155,7 @@ def all_gather_matmul(
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
             acc = multiply(inputs, x.cols, BM, BN, BK, B_T)
-            finish_rows(output, acc, None, m, n, vectors, factor, scale, bias, True, BM, BN, P, ACTIVATION)
+            finish_rows(output, acc, None, vectors, factor, scale, bias, True, BN, P, ACTIVATION)
         with pk.storer():
             put_rows(output, c, (owner, m), n, BN, P)
 
@@ -151,34 +167,42 @@ def matmul_reduce_scatter_ordered(
     c: pk.Global,  # (M / world, N)  ordinary memory
     row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
-    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
-    GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a[me] @ b * scales + bias).
 
-    Partial sums go to the owner's scratch; the owner computes its own tile last, when they are there, and adds them to
-    its accumulator.  Nothing needs zeroing, and the output is ordinary memory.
+    Partial sums go to the owner's scratch, and the owner adds them to its accumulator: nothing needs zeroing, and the
+    output is ordinary memory.  A step computes one tile of every other owner, and of the own ones that of LAG steps
+    ago, whose partial sums have come by then: so the links are busy all the time, not in the first steps only.
     """
     inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
+    parts = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    lag = pk.min(LAG, rows * cols)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
     arrived = pk.signals(rows, cols)
-    for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
-        with pk.loader():
-            feed_rows(inputs, a, (owner, m), b, n, a.cols, BK, B_T)
-            feed_vectors(vectors, scale, bias, n)
-        with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
-            factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
-            acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
-            if owner == me:
-                pk.wait(arrived, (m, n), W - 1)
-            finish_rows(output, acc, part[me], m, n, vectors, factor, scale, bias, owner == me, BM, BN, P, ACTIVATION)
-        with pk.storer():
-            if owner == me:
-                put_rows(output, c, (m,), n, BN, P)
-            else:
-                put_rows(output, part[owner], (me, m), n, BN, P)
-                pk.signal(arrived, (m, n), owner)
+    for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
+        last = owner == me
+        t = step - lag if last else step
+        if t >= 0 and t < rows * cols:
+            m, n = place(t, rows, cols, GROUP)
+            with pk.loader():
+                feed_rows(inputs, a, (owner, m), b, n, a.cols, BK, B_T)
+                feed_vectors(vectors, scale, bias, n)
+                if last:
+                    pk.wait(arrived, (m, n), W - 1)
+                    feed_parts(parts, part[me], m, n, BN, P)
+            with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
+                factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
+                acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
+                finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
+            with pk.storer():
+                if last:
+                    put_rows(output, c, (m,), n, BN, P)
+                else:
+                    put_rows(output, part[owner], (me, m), n, BN, P)
+                    pk.signal(arrived, (m, n), owner)
 
 
 @pk.kernel
@@ -188,8 +212,8 @@ def matmul_all_reduce_ordered(
     c: pk.Parallel,  # (M, N)  on every rank; receives the sum
     row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (M, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
-    STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
-    GROUP: pk.constexpr = 8, BY_COLS: pk.constexpr = False,
+    STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
+    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, BY_COLS: pk.constexpr = False,
     B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a @ b * scales + bias), on every rank.
@@ -198,30 +222,35 @@ def matmul_all_reduce_ordered(
     stores the finished tile to every rank, so that no SM is set aside for communication.
     """
     inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
+    parts = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
+    owned_rows, owned_cols = (rows, pk.cdiv(cols, W)) if BY_COLS else (pk.cdiv(rows, W), cols)
+    lag = pk.min(LAG, owned_rows * owned_cols)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)
     arrived = pk.signals(rows, cols)
-    owned_rows, owned_cols = (rows, pk.cdiv(cols, W)) if BY_COLS else (pk.cdiv(rows, W), cols)
-    for owner, x, y in pk.tasks(pk.ranks_from(me + 1), owned_rows, owned_cols, group=GROUP):  # own tiles last
-        m, n = (x, y * W + owner) if BY_COLS else (x * W + owner, y)
-        if m < rows and n < cols:
-            with pk.loader():
-                feed_rows(inputs, a, (m,), b, n, a.cols, BK, B_T)
-                feed_vectors(vectors, scale, bias, n)
-            with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
-                factor = None if row_scale is None else pk.load(row_scale, (m, 0), (BM, 1))
-                acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
-                if owner == me:
-                    pk.wait(arrived, (m, n), W - 1)
-                finish_rows(
-                    output, acc, part[me], m, n, vectors, factor, scale, bias, owner == me, BM, BN, P, ACTIVATION
-                )
-            with pk.storer():
-                if owner == me:
-                    put_rows(output, c, (m,), n, BN, P)
-                else:
-                    put_rows(output, part[owner], (me, m), n, BN, P)
-                    pk.signal(arrived, (m, n), owner)
+    for step, owner in pk.tasks(owned_rows * owned_cols + lag, pk.ranks_from(me + 1), group=1):
+        last = owner == me
+        t = step - lag if last else step
+        if t >= 0 and t < owned_rows * owned_cols:
+            x, y = place(t, owned_rows, owned_cols, GROUP)
+            m, n = (x, y * W + owner) if BY_COLS else (x * W + owner, y)
+            if m < rows and n < cols:
+                with pk.loader():
+                    feed_rows(inputs, a, (m,), b, n, a.cols, BK, B_T)
+                    feed_vectors(vectors, scale, bias, n)
+                    if last:
+                        pk.wait(arrived, (m, n), W - 1)
+                        feed_parts(parts, part[me], m, n, BN, P)
+                with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
+                    factor = None if row_scale is None else pk.load(row_scale, (m, 0), (BM, 1))
+                    acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
+                    finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
+                with pk.storer():
+                    if last:
+                        put_rows(output, c, (m,), n, BN, P)
+                    else:
+                        put_rows(output, part[owner], (me, m), n, BN, P)
+                        pk.signal(arrived, (m, n), owner)
 
 
 @pk.kernel

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pk.errors import ArgumentError
+from pk.ops import inputs
 from pk.runtime.names import name_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -107,6 +108,7 @@ def through_torch(
     graded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, scale_a, scale_b))
     if out is not None:
         _check_out(operator, out, graded)
+        inputs.result(operator, out, a, b, bias, scale_a, scale_b)
         out_dtype = out_dtype or out.dtype
     apart = graded and activation in RECOMPUTED
     saving = graded and save_gathered and operator == "all_gather_matmul" and b.requires_grad
@@ -118,11 +120,14 @@ def through_torch(
     result = found[0] if saving else found
     if apart and activation is not None:
         result = _FUNCTIONS[activation](result)
-    return result if out is None else out.copy_(result)
+    if out is None:
+        return result
+    inputs.fits(out, (result.shape[0], result.shape[1]), result.dtype)
+    return out.copy_(result)
 
 
 def _check_out(operator: str, out: torch.Tensor, graded: bool) -> None:
-    if graded or (torch.is_grad_enabled() and out.requires_grad):
+    if graded:
         raise ArgumentError(
             f"pk.ops.{operator} with `out` has no backward pass, and an argument requires a gradient.\n"
             "  Leave `out` away, or call it under torch.no_grad()."

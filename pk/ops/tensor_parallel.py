@@ -145,6 +145,7 @@ def request(
     dense.operand("b", b, along=0)
     if operator == "matmul_reduce_scatter":
         check_shares(a, owner.world_size)
+    inputs.result(operator, out, a, b, *rest)
     dtype = out_dtype or (out.dtype if out is not None else dense.default_dtype(a))
     q = Request(operator, owner, a, b, dtype, activation=activation or "none", **dict(zip(given, rest, strict=True)))
     dense.check_result(q.shape, out, dtype)

@@ -155,8 +155,13 @@ class Context:
             for other in dict.fromkeys(s for s in earlier if s is not None and driver.capturing(device, s)):
                 driver.follow(device, stream, other)
             return
-        previous, self.stream, self.ordered = self.stream, stream, stream
-        if previous not in (None, stream) and not driver.capturing(device, previous):
+        self.precede(stream)
+        self.stream, self.ordered = stream, stream
+
+    def precede(self, stream: int) -> None:
+        """What comes on ``stream`` from now on comes after the launches so far that were not captured."""
+        driver, device, previous = self.group.driver, self.group.gpu, self.stream
+        if previous is not None and previous != stream and not driver.capturing(device, previous):
             driver.follow(device, stream, previous)
 
     # ---------------------------------------------------------------------------------------------------- hangs
@@ -258,7 +263,7 @@ class Context:
         if link is None or self.hang is not None or self.closed:
             return None
         for rank in range(link.world):
-            why = link.ended(rank)
+            why = link.ended(rank) or link.parted(rank)
             if why and any(self._waits_for(rank, header) for header in self._headers()):
                 return rank, why
         return None
@@ -309,10 +314,11 @@ def of(group: Group) -> Context:
     Raises :class:`pk.errors.BackendError` where ranks as threads cannot work (environment variables, see protocol).
     """
     if group.context is None:
-        refuse_capture(group, "the group's first launch needs memory")
+        group.opened()
         _check_environment(group)
         made: list[Context] = []
-        group.attempt("making the launch context", lambda: made.append(Context(group)))
+        # A rank that captures refuses on all of them: the others must not wait for it.
+        group.attempt("making the launch context", lambda: made.append(_make(group)))
         context = made[0]
         context.grow(CAPACITY, 0)
         if group.rendezvous is not None:
@@ -322,6 +328,11 @@ def of(group: Group) -> Context:
     return group.context
 
 
+def _make(group: Group) -> Context:
+    refuse_capture(group, "the group's first launch needs memory")
+    return Context(group)
+
+
 def reset(group: Group) -> None:
     """Collective recovery."""
     if group.context is not None:
@@ -329,7 +340,16 @@ def reset(group: Group) -> None:
 
 
 def close(group: Group) -> None:
-    """Drop the context; its memory goes with the heap.  The device must be done with it."""
+    """Drop the context; its memory goes with the heap.  Collective."""
+    if group.context is None:
+        return
+    group.driver.synchronize(group.gpu)
+    group.barrier("closing the launch context")
+    drop(group)
+
+
+def drop(group: Group) -> None:
+    """As :func:`close`, for this rank alone.  The device is done with it."""
     context, group.context = group.context, None
     if context is None:
         return
@@ -337,8 +357,6 @@ def close(group: Group) -> None:
     with context._page_lock:
         context.closed = True
     context.forget()
-    group.driver.synchronize(group.gpu)
-    group.barrier("closing the launch context")
     for segment in (context.segment, context.scratch, *context.outgrown, *context.retired):
         if segment is not None:
             symm.heap(group).free.add(segment.number)

@@ -9,10 +9,11 @@ import contextlib
 import ctypes
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pk.errors import BackendError
+from pk.errors import BackendError, DriverError
 from pk.runtime import tensormap
 from pk.runtime.device import Memory, no_path
 from pk.runtime.driver import can_access_peer, check, cu, devices, launch_config, on_device, primary_context
@@ -96,8 +97,16 @@ class CudaDriver:
 
     # -------------------------------------------------------------------------------------------------- memory
     def allocate(self, device: int, nbytes: int) -> int:
-        """``cuMemAlloc``."""
+        """``cuMemAlloc``; if memory has run out, once more without what torch's allocator keeps in reserve."""
         with on_device(device):
+            try:
+                return int(_call("cuMemAlloc", nbytes))
+            except DriverError as error:
+                if "OUT_OF_MEMORY" not in str(error):
+                    raise
+            import torch
+
+            torch.cuda.empty_cache()
             return int(_call("cuMemAlloc", nbytes))
 
     def free(self, device: int, address: int) -> None:
@@ -198,8 +207,10 @@ class CudaDriver:
         return _current_stream()(device)
 
     def synchronize_stream(self, device: int, stream: int) -> None:
-        """``cuStreamSynchronize``."""
+        """``cuStreamSynchronize``; in the main thread, which alone hears Ctrl-C, without closing its ears."""
         with on_device(device):
+            if threading.current_thread() is threading.main_thread():
+                _listen_until(lambda: cu().cuStreamQuery(stream)[0].name != "CUDA_ERROR_NOT_READY")
             _call("cuStreamSynchronize", stream)
 
     def capturing(self, device: int, stream: int) -> bool:
@@ -264,6 +275,13 @@ class CudaDriver:
         if launcher is None:
             return launch
         return launcher(_launch_address(), int(config.getPtr()), number, address, failed)
+
+
+def _listen_until(done: Callable[[], bool]) -> None:
+    """Return soon after ``done()``: late by a thirtieth of the time that it took, and by 1 ms at most."""
+    start = time.monotonic()
+    while not done():
+        time.sleep(min(max((time.monotonic() - start) / 32, 20e-6), 1e-3))
 
 
 def _launch_address() -> int:

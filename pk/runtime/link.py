@@ -125,6 +125,11 @@ class Link:
             return ""
         return f"has died: its process (pid {process.pid}) was killed, or ended without a word"
 
+    def parted(self, rank: int) -> str:
+        """Why rank ``rank`` has left this group, if it said so; its process may live on."""
+        name = f"{self._prefix}/gone/{rank}"
+        return bytes(self.store.get(name)).decode() if self.store.check([name]) else ""
+
     def learn(self) -> None:
         """Find out which processes the ranks are, while the store is sure to be there."""
         for rank in range(self.world):

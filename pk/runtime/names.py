@@ -23,6 +23,11 @@ def register(group: Group) -> str:
     return name
 
 
+def every() -> list[Group]:
+    """All groups that are alive."""
+    return list(_named.values())
+
+
 def name_of(group: Any) -> str:
     """The name of a pk group or of a ``torch.distributed`` process group; "" for None, the caller's.
 

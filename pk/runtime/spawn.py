@@ -16,8 +16,8 @@ from typing import Any
 
 from pk import env
 from pk.errors import ArgumentError, BackendError, PeerFailed, RankError
+from pk.runtime import capturing, launch, retired
 from pk.runtime import group as groups
-from pk.runtime import launch
 from pk.runtime.group import Group
 from pk.runtime.processes import run_processes
 
@@ -110,7 +110,11 @@ def _cuda_threads(fn: Function, world_size: int, args: tuple[Any, ...]) -> list[
         # Not the legacy default stream, behind which every rank's work would queue.
         # Backward passes run in the rank's own thread too: torch has one thread a GPU for them, in which a rank that
         # waits for another would hold that one's backward up for ever.
-        with torch.cuda.stream(torch.cuda.Stream(devices[rank])), torch.autograd.set_multithreading_enabled(False):
+        with (
+            torch.cuda.stream(torch.cuda.Stream(devices[rank])),
+            torch.autograd.set_multithreading_enabled(False),
+            capturing.refusing(rank, world_size),
+        ):
             value = fn(rank, *rest)
             launch.finish(groups.current())  # the caller may read the value on any stream; and a hang is an error
             return value
@@ -161,6 +165,9 @@ def run_threads(fn: Function, args: tuple[Any, ...], members: list[Group]) -> li
     finally:
         _end(workers, members, "was interrupted" if not failures and len(ended) < len(members) else "")
         groups.count_team(-1)
+        if not any(worker.is_alive() for worker in workers):
+            for group in members:  # of ranks that failed, or whose peers did: the others have closed theirs
+                retired.leave(group, "has ended")
     if failures:
         raise _rank_error(dict(failures))
     return results

@@ -1,13 +1,15 @@
 """Symmetric memory: tensors of one shape on every rank, each reachable by all.
 
-Allocation is collective, and so is reuse.  When a rank drops its last tensor over a piece, the piece is *free on that
-rank*; the next ``empty`` of its size takes it only if it is free on every rank, the lowest number first, so that all
-ranks always take the same piece whatever their garbage collectors do.  Nothing goes back to the driver before
-``pk.finalize()``, when all ranks have unmapped it.
+Allocation is collective, and so are reuse and release.  When a rank drops its last tensor over a piece, the piece is
+*free on that rank*; an ``empty`` that it fits takes it only if it is free on every rank, the smallest and lowest number
+first, so that all ranks always take the same piece whatever their garbage collectors do.  Free pieces that are too
+many, or for which there was no use for long, go back to the driver during the next ``empty``, and all of them when
+memory has run out: every rank waits for its device and unmaps them, then each frees its own.
 
-A reused piece is safe in stream order on the rank's own stream, like memory of torch's allocator: a kernel ends on that
-stream only after every peer is done with this rank's memory, and no peer touches it before the next launch has begun
-there.
+A reused piece is safe in stream order, like memory of torch's allocator: a kernel ends on its rank's stream only after
+every peer is done with this rank's memory, no peer touches it before the next launch has begun there, and the stream
+that is current in ``empty`` comes after the group's launches on others.  Work of other libraries on another stream, and
+CUDA graphs, must be finished with a tensor before it is dropped.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 _ALIGNMENT = 512
+SPARE = 256 << 20  # free bytes that a heap keeps for reuse, or as many as are in use if that is more
+PATIENCE = 256  # allocations after which a piece that none of them took is given back
 
 # Called with every simulated tensor that `empty` makes: a check marks it as memory that nobody has written.
 fillers: list[Callable[[torch.Tensor], None]] = []
@@ -47,6 +51,7 @@ class Segment:
     reach: ipc.Reach
     owned: bool  # allocated here; otherwise the user's
     keep: Any = None  # what keeps it alive if the driver does not
+    used: int = 0  # the heap's allocation that took it last, the same on all ranks
 
 
 class _HostMemory(Memory):
@@ -70,61 +75,128 @@ class Heap:
     segments: dict[int, Segment] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)
     _count: int = 0
+    _clock: int = 0  # allocations so far
     _bases: list[tuple[int, int]] = field(default_factory=list)  # (base, number), sorted
 
     def allocate(self, nbytes: int, what: str) -> Segment:
         """A segment of at least ``nbytes``, reused or new.  Collective.  ``what``: the same text on all ranks."""
         group = self.group
-        if group.backend == "cuda" and group.driver.capturing(group.gpu, group.driver.stream(group.gpu)):
-            raise BackendError(
-                f"{what} needs symmetric memory, which cannot be allocated while a CUDA graph is being captured.\n"
-                "  Do it once before the capture: make the same call eagerly first."
-            )
         granule = ipc.GRANULE if group.link is not None and group.backend == "cuda" else _ALIGNMENT
         size = -(-max(nbytes, 1) // granule) * granule
-        mine = (what, size, sorted(n for n in tuple(self.free) if self.segments[n].nbytes == size))
+        mine = (what, size, sorted(self.free), capturing(group))
         told = [pickle.loads(data) for data in group.exchange("symmetric allocation", pickle.dumps(mine))]
-        _same([text for text, _, _ in told])
-        common = set.intersection(*(set(free) for _, _, free in told))
-        if common:
-            self.free.discard(min(common))
-            return self.segments[min(common)]
-        return self._new(size, what)
+        _refuse_capture(what, [captures for *_, captures in told], group.rank)
+        _same([text for text, *_ in told])
+        self._clock += 1
+        free = [self.segments[n] for n in sorted(set.intersection(*(set(free) for _, _, free, _ in told)))]
+        fitting = [s for s in free if s.owned and size <= s.nbytes <= size + size // 4]
+        found = min(fitting, key=lambda s: (s.nbytes, s.number), default=None)
+        free = [s for s in free if s is not found and s.owned]
+        self.release(self._excess(free))
+        if found is None:
+            return self._new(size, what, [s for s in free if s.number in self.segments])
+        self.free.discard(found.number)
+        found.used = self._clock
+        if group.context is not None:
+            group.context.precede(group.driver.stream(group.gpu))
+        return found
 
-    def _new(self, size: int, what: str) -> Segment:
+    def _excess(self, free: list[Segment]) -> list[Segment]:
+        """Which of the pieces that are free on every rank to give back."""
+        spare = sum(s.nbytes for s in free)
+        limit = max(SPARE, sum(s.nbytes for s in self.segments.values() if s.owned) - spare)
+        found = []
+        for segment in sorted(free, key=lambda s: (s.used, s.number)):
+            if spare <= limit and self._clock - segment.used <= PATIENCE:
+                break
+            found.append(segment)
+            spare -= segment.nbytes
+        return found
+
+    def release(self, segments: list[Segment]) -> None:
+        """Give pieces back that are free on every rank.  Collective: all ranks name the same."""
+        from pk.runtime import retired
+
+        retired.sweep()
+        for segment in segments:
+            self.remove(segment.number)
         group = self.group
-        if group.backend == "sim":
-            import numpy as np
+        if not segments or group.backend == "sim":  # the last tensor has taken a simulated one with it
+            return
 
-            try:
-                keep = np.empty(size + _ALIGNMENT, np.uint8)
-            except (MemoryError, ValueError):
-                raise BackendError(
-                    f"{what} needs {size} bytes, which this host cannot give to simulated rank {group.rank}.\n"
-                    "  Simulate with smaller tensors or fewer ranks."
-                ) from None
-            base = -(-keep.ctypes.data // _ALIGNMENT) * _ALIGNMENT
-            return self.add(base, size, ipc.share(group, base, what), owned=True, keep=keep)
-        # All ranks have memory, or none keeps it: what one rank's failure leaves behind is freed on every rank.
-        made: list[int] = []
+        def unmap() -> None:
+            group.driver.synchronize(group.gpu)
+            for segment in segments:
+                ipc.unmap(group, segment.reach.mapped)
+
+        group.attempt("giving symmetric memory back", unmap)
+        if group.context is not None:
+            group.context.forget()  # another piece may get one of these addresses, and have others on its peers
+        for segment in segments:
+            group.driver.free(group.gpu, segment.base)
+
+    def _new(self, size: int, what: str, spare: list[Segment]) -> Segment:
+        """A new piece; if memory has run out on some rank, after all of ``spare`` has been given back."""
         try:
-            group.attempt(f"allocating {what}", lambda: made.append(group.driver.allocate(group.gpu, size)))
-            reach = ipc.share(group, made[0], what)
+            return self._make(size, what)
+        except (PeerFailed, RanksDisagree):
+            raise
+        except Exception:  # on every rank
+            if not spare:
+                raise
+        self.release(spare)
+        return self._make(size, what)
+
+    def _make(self, size: int, what: str) -> Segment:
+        """All ranks have memory, or none keeps it: what one rank's failure leaves behind is freed on every rank."""
+        group = self.group
+        made: list[tuple[int, Any]] = []
+        try:
+            group.attempt(f"allocating {what}", lambda: made.append(self._memory(size, what)))
+            reach = ipc.share(group, made[0][0], what)
         except PeerFailed:
             raise  # a rank is gone: others may still map this memory, which therefore stays
         except Exception:
-            for base in made:
+            for base, _ in made if group.backend == "cuda" else ():
                 group.driver.free(group.gpu, base)
             raise
-        return self.add(made[0], size, reach, owned=True)
+        return self.add(made[0][0], size, reach, owned=True, keep=made[0][1])
+
+    def _memory(self, size: int, what: str) -> tuple[int, Any]:
+        """Address of new memory of this rank, and what keeps it alive."""
+        group = self.group
+        if group.backend == "cuda":
+            return group.driver.allocate(group.gpu, size), None
+        import numpy as np
+
+        try:
+            keep = np.empty(size + _ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError):
+            raise BackendError(
+                f"{what} needs {size} bytes, which this host cannot give to simulated rank {group.rank}.\n"
+                "  Simulate with smaller tensors or fewer ranks."
+            ) from None
+        return -(-keep.ctypes.data // _ALIGNMENT) * _ALIGNMENT, keep
 
     def add(self, base: int, nbytes: int, reach: ipc.Reach, owned: bool, keep: Any = None) -> Segment:
         """Register memory under the next number."""
-        segment = Segment(self._count, base, nbytes, reach, owned, keep)
+        segment = Segment(self._count, base, nbytes, reach, owned, keep, self._clock)
         self._count += 1
         self.segments[segment.number] = segment
         bisect.insort(self._bases, (base, segment.number))
         return segment
+
+    def remove(self, number: int) -> None:
+        """Forget a segment."""
+        segment = self.segments.pop(number)
+        self.free.discard(number)
+        self._bases.remove((segment.base, number))
+
+    def unmap(self) -> None:
+        """Undo all mappings of peers' memory, once."""
+        for segment in self.segments.values():
+            mapped, segment.reach = segment.reach.mapped, ipc.Reach(segment.reach.peers)
+            ipc.unmap(self.group, mapped)
 
     def tensor(self, segment: Segment, nbytes: int) -> torch.Tensor:
         """uint8 tensor over the segment's first bytes; when it and all its views are gone, the segment is free here."""
@@ -153,18 +225,23 @@ class Heap:
         return None
 
 
+def capturing(group: Group) -> bool:
+    """Whether this rank's current stream is being captured into a CUDA graph."""
+    return group.backend == "cuda" and group.driver.capturing(group.gpu, group.driver.stream(group.gpu))
+
+
 def heap(group: Group) -> Heap:
     """The group's heap on this rank."""
-    if group.closed:
-        raise BackendError(f"{group!r} was closed by pk.finalize().")
-    if group.heap is None:
+    if group.opened().heap is None:
         group.heap = Heap(group)
+    assert group.heap is not None
     return group.heap
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group) -> torch.Tensor:
+def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group, what: str = "") -> torch.Tensor:
     """A symmetric tensor of ``shape``, contents undefined.  Collective: every rank asks for the same shape and dtype.
 
+    ``what`` it is, for messages.
     Raises :class:`pk.errors.RanksDisagree` on every rank if they do not, and :class:`pk.errors.BackendError` on every
     rank if one cannot allocate or share.
     """
@@ -177,7 +254,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, group: Group) -> torch.Ten
             "  Pass a smaller shape."
         )
     where = heap(group)
-    segment = where.allocate(nbytes, f"pk.empty({tuple(shape)}, {dtype})")
+    segment = where.allocate(nbytes, what or f"pk.empty({tuple(shape)}, {dtype})")
     made = where.tensor(segment, max(nbytes, 16))[:nbytes].view(dtype).view(shape)
     for fill in fillers if group.backend == "sim" else ():
         fill(made)
@@ -250,20 +327,19 @@ def same_places(kernel: str, found: list[dict[str, tuple[int, int] | None]]) -> 
 
 
 def close(group: Group) -> None:
-    """Give everything back: synchronise, all unmap, then free what no rank holds any more.  Collective."""
-    where, group.heap = group.heap, None
+    """Give everything back: synchronise, all unmap, then each rank frees what its tensors do not hold.  Collective."""
+    from pk.runtime import retired
+
+    where = group.heap
     if where is None:
         return
     if group.backend == "cuda":
         group.driver.synchronize(group.gpu)
-    told = [set(pickle.loads(data)) for data in group.exchange("closing", pickle.dumps(sorted(where.free)))]
-    for segment in where.segments.values():
-        ipc.unmap(group, segment.reach.mapped)
+    group.barrier("closing")
+    where.unmap()
     group.barrier("closing, unmapped")
-    for number in sorted(set.intersection(*told)):
-        segment = where.segments[number]
-        if segment.owned and group.backend == "cuda":
-            group.driver.free(group.gpu, segment.base)
+    group.heap = None
+    retired.retire(group, where, set())
 
 
 def _find(tensor: torch.Tensor, group: Group) -> tuple[Segment, int] | None:
@@ -288,6 +364,15 @@ def _on_device(tensor: torch.Tensor, group: Group) -> bool:
     if str(tensor.device) != wanted:
         raise ArgumentError(f"pk.symmetric: the tensor is on {tensor.device}, and the group's rank on {wanted}.")
     return True
+
+
+def _refuse_capture(what: str, captures: list[bool], mine: int) -> None:
+    if any(captures):
+        who = "" if captures[mine] else f" by rank {captures.index(True)}"
+        raise BackendError(
+            f"{what} needs symmetric memory, which cannot be allocated while a CUDA graph is being captured{who}.\n"
+            "  Do it once before the capture: make the same call eagerly first."
+        )
 
 
 def _same(texts: list[str]) -> None:

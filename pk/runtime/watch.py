@@ -27,6 +27,7 @@ Said = weakref.WeakKeyDictionary["Context", int]  # the incarnation of each cont
 
 _contexts: weakref.WeakSet[Context] = weakref.WeakSet()
 _guards: weakref.WeakKeyDictionary[Context, Any] = weakref.WeakKeyDictionary()  # the native watchdog of each
+_kept: list[Any] = []
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -52,6 +53,15 @@ def remove(context: Context) -> None:
         guard = _guards.pop(context, None)
         if guard is not None:
             guard.stop()
+
+
+def inherited() -> None:
+    """In a forked child, which has no such thread and no contexts: the native watchdogs stay, and do nothing."""
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
+    _contexts.clear()
+    _kept.extend(_guards.values())
+    _guards.clear()
 
 
 def name(context: Context, number: int, kernel: str) -> None:

@@ -9,12 +9,13 @@ findings is run again.  ``--tiers 0-2`` chooses kernels by kind (see ``sweep_ite
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from pk import errors
 from pk.checking import Checks, Options
 from pk.sim.pool import Pool
 from pk.simulate import forget, substituted
-from tests.check.sweep_items import Item, everything
+from tests.check.sweep_items import Item, everything, of_program
 from tests.conformance.case import Arg, untouched
 from tests.conformance.run import place
 
@@ -92,9 +93,10 @@ def _job(name: str, world: int, schedules: int) -> Outcome:
     """In a worker."""
     if not _items:
         torch.set_num_threads(1)
-        _items.update({item.name: item for item in everything(PROGRAMS)})
+        _items.update({item.name: item for item in everything()})
     try:
-        return check(_items[name], world, schedules)
+        _, program, seed = name.partition("program_")  # those are made one by one: it takes time
+        return check(of_program(int(seed)) if program else _items[name], world, schedules)
     except Exception as error:  # noqa: BLE001  told, and the sweep goes on
         return Outcome(name, world, 0, 0.0, error=f"{type(error).__name__}: {error}")
 
@@ -110,29 +112,36 @@ def kept(path: Path) -> dict[tuple[str, int], Outcome]:
 
 
 def sweep(jobs: list[tuple[str, int]], schedules: int, path: Path, workers: int, minutes: float) -> int:
-    """Run the jobs, in their order; how many were not clean."""
+    """Run the jobs, in their order, in ``workers`` processes (1: in this one); how many were not clean."""
     path.parent.mkdir(parents=True, exist_ok=True)
     end, bad, done = time.monotonic() + 60 * minutes, 0, 0
-    todo, running = iter(jobs), set[Future[Outcome]]()
-    with (
-        path.open("a", encoding="utf-8") as file,
-        ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool,
-    ):
-        while True:
-            while len(running) < workers and time.monotonic() < end and (job := next(todo, None)) is not None:
-                running.add(pool.submit(_job, *job, schedules))
-            if not running:
-                break
-            ready, running = wait(running, return_when=FIRST_COMPLETED)
-            for outcome in (future.result() for future in ready):
-                done += 1
-                bad += not outcome.clean
-                file.write(json.dumps(vars(outcome)) + "\n")
-                file.flush()
-                print(f"[{done}/{len(jobs)}] {line(outcome)}", flush=True)
+    in_time = itertools.takewhile(lambda job: time.monotonic() < end, jobs)
+    with path.open("a", encoding="utf-8") as file:
+        for outcome in _outcomes(in_time, schedules, workers):
+            done += 1
+            bad += not outcome.clean
+            file.write(json.dumps(vars(outcome)) + "\n")
+            file.flush()
+            print(f"[{done}/{len(jobs)}] {line(outcome)}", flush=True)
     if done < len(jobs):
         print(f"out of time: {len(jobs) - done} of {len(jobs)} did not run")
     return bad
+
+
+def _outcomes(jobs: Iterator[tuple[str, int]], schedules: int, workers: int) -> Iterator[Outcome]:
+    """The outcomes of the jobs, as they come; a job is taken when a worker is free."""
+    if workers <= 1:
+        yield from (_job(*job, schedules) for job in jobs)
+        return
+    running: set[Future[Outcome]] = set()
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        while True:
+            for job in itertools.islice(jobs, workers - len(running)):
+                running.add(pool.submit(_job, *job, schedules))
+            if not running:
+                return
+            ready, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in ready)
 
 
 def line(outcome: Outcome) -> str:

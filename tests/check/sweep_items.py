@@ -22,7 +22,7 @@ from tests import schedule_kernels
 from tests.conformance import random_programs
 from tests.conformance.case import BF16, F32, I32, Arg, Arguments, Case, blank, generator
 from tests.conformance.cases import CASES
-from tests.mutants import subjects
+from tests.mutants import subjects, subjects_ops
 from tests.mutants.subject import Make, Subject, example
 from tests.mutants.subjects import GEMM, MOE_EL, MOE_F, MOE_H, MOE_TOPK, Routing, random, small
 from tests.mutants.subjects_tests import SUBJECTS as OF_TESTS
@@ -57,12 +57,6 @@ class Item:
     def __str__(self) -> str:
         return self.name
 
-    def specialised(self, world: int) -> Any:
-        """The program that runs on ``world`` ranks."""
-        tensors: dict[str, Any] = {n: None for n in self.kernel.signature.tensors if self.kernel.signature.optional(n)}
-        tensors |= {n: pk.spec(a.dtype, a.value.ndim) for n, a in self.make(0, world).items()}
-        return self.kernel.specialise(**tensors, **self.scalars(world), **self.constants(world)).ir
-
 
 def _const(values: dict[str, Any]) -> Values:
     return lambda world: values
@@ -75,10 +69,12 @@ FOR_EVERY_WORLD = ("08.moe_dispatch_matmul", "08.moe_matmul_return")  # made bel
 
 def _of_subject(subject: Subject, tier: int) -> Item:
     problem = subject.problems[0]
+    world = {"WORLD"} & set(subject.kernel.signature.constants)
+    constants: Values = lambda w: subject.constants | dict.fromkeys(world, w)  # noqa: E731
     alone = subject.name in ALONE or all(p.world == 1 for p in subject.problems)
     return Item(
         subject.name, subject.kernel, problem.make, tier, problem.sms, TWO if alone else WORLDS,
-        _const(problem.scalars), _const(subject.constants),
+        _const(problem.scalars), constants,
     )  # fmt: skip
 
 
@@ -246,9 +242,14 @@ def _of_case(case: Case, tier: int, ignored: frozenset[str] = frozenset()) -> It
     )  # fmt: skip
 
 
+def of_program(seed: int) -> Item:
+    """A random program of the conformance suite.  It may signal what it then does not wait for."""
+    return _of_case(random_programs.case(seed), 4, frozenset({"lost-signal"}))
+
+
 def everything(programs: int = 0) -> Iterator[Item]:
     """All items; of the random programs ``programs``."""
-    for subject in subjects.SUBJECTS:
+    for subject in (*subjects.SUBJECTS, *subjects_ops.SUBJECTS):
         if subject.name not in FOR_EVERY_WORLD:
             yield _of_subject(subject, 0)
     yield from (*_moe(), *_operators(), _causal())
@@ -256,6 +257,4 @@ def everything(programs: int = 0) -> Iterator[Item]:
     yield from (_of_subject(s, 1) for s in OF_TESTS if not s.name.startswith("conformance."))
     yield from _scheduled()
     yield from (_of_case(case, 2 if name in forms else 3) for name, case in CASES.items())
-    for seed in range(min(programs, random_programs.COUNT)):
-        # A random program may signal what it then does not wait for.
-        yield _of_case(random_programs.case(seed), 4, frozenset({"lost-signal"}))
+    yield from (of_program(seed) for seed in range(min(programs, random_programs.COUNT)))

@@ -65,7 +65,12 @@ def _gemms() -> list[Subject]:
         Subject("ops.matmul", ops.matmul, (Problem(1, _matmul),), GEMM),
         Subject("ops.matmul_split", ops.matmul, _one(_split), GEMM | {"SPLIT": 2, "C_T": True}),
         Subject("ops.matmul_reduce_scatter", ops.matmul_reduce_scatter, two_three(both(True)), GEMM),
-        Subject("ops.matmul_reduce_scatter_ordered", ops.matmul_reduce_scatter_ordered, two_three(both(False)), GEMM),
+        Subject(  # four ranks: the partial sums of a piece go round their ring
+            "ops.matmul_reduce_scatter_ordered",
+            ops.matmul_reduce_scatter_ordered,
+            (*two_three(both(False)), Problem(4, both(False))),
+            GEMM,
+        ),
         Subject(
             "01.matmul_reduce_scatter",
             example("01_matmul_reduce_scatter").matmul_reduce_scatter,

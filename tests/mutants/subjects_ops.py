@@ -33,7 +33,7 @@ def _rows(rank: int, world: int) -> Arguments:
 
 def _many() -> list[Subject]:
     k, gathers = parallel_kernels, GEMM | {"COMM": 1, "BC": 16, "PARTS": 2}
-    sums = *two_three(partial(_sums, K), 3), Problem(2, partial(_sums, 16), 1)
+    sums = *two_three(partial(_sums, K), 3), Problem(2, partial(_sums, 16), 1), Problem(4, partial(_sums, K), 2)
     return [
         Subject("ops.all_gather_matmul", k.all_gather_matmul, two_three(gather, 3), gathers),
         Subject("ops.all_gather_matmul_whole", k.all_gather_matmul, two_three(_gathered, 3), gathers),
@@ -61,10 +61,10 @@ def _few_sum(scatter: bool, rank: int, world: int) -> Arguments:
 
 
 def _few() -> list[Subject]:
-    k, gathers = few_rows, FEW | {"ROW_STAGES": 2, "PR": 8, "PC": 16, "SECTION": 32}
-    worlds = [Problem(w, partial(_few_gather, d), s) for w, d, s in ((2, 136, 3), (3, 136, 2), (2, 16, 1))]
+    k, gathers = few_rows, FEW | {"STAGES": 3, "ROW_STAGES": 2, "PR": 8, "PC": 16, "SECTION": 32}
+    worlds = [Problem(w, partial(_few_gather, d), s) for w, d, s in ((2, 136, 5), (3, 136, 2), (2, 16, 1))]
     sums = {
-        scatter: (Problem(2, partial(_few_sum, scatter), 3), Problem(2, partial(_few_sum, scatter), 1))
+        scatter: (Problem(2, partial(_few_sum, scatter), 5), Problem(2, partial(_few_sum, scatter), 1))
         for scatter in (False, True)
     }
     return [

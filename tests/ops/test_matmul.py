@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pk import errors
-from pk.ops import explain, matmul, model
+from pk.ops import cublas, explain, matmul, model
 from pk.ops.model import CONFIGS, Problem
 
 FP8 = torch.float8_e4m3fn
@@ -70,7 +70,7 @@ def test_layouts_and_epilogues(name: str, a_transposed: bool, b_transposed: bool
 
 
 @pytest.mark.parametrize(
-    "name", ["c128x256", "c256x128.a", "p128x192", "p128x128", "t64x64", "t64x64.d128.k2", "t128x64"]
+    "name", ["c128x256", "t64x64.d128.a", "p128x192", "p128x128", "t64x64", "t64x64.d128.k2", "t128x64"]
 )
 @pytest.mark.parametrize("rows", ["row", "one", None])
 @pytest.mark.parametrize("cols", ["col", "one", None])
@@ -132,8 +132,49 @@ def test_model() -> None:
     assert 170 < estimates[0] < 190  # microseconds, measured 178
 
 
+def test_model_knows_the_layout() -> None:
+    """Three stages are too few for a b whose columns are contiguous, and quick where its rows are."""
+    for k in (8192, 14336):
+        assert model.choose(Problem(8192, 4096, k, layout="nk")).stages > 3
+        assert model.choose(Problem(8192, 4096, k)).rows == 128
+    assert model.clock(CONFIGS["c128x256"], Problem(8192, 4096, 8192)) != model.clock(
+        CONFIGS["c128x256"], Problem(8192, 4096, 8192, layout="nk")
+    )
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "measured"),
+    [(1, 8192, 8192, 35.9), (16, 4096, 7168, 19.7), (128, 8192, 8192, 36.3), (256, 8192, 8192, 46.7),
+     (4096, 4096, 4096, 179.8), (8192, 8192, 8192, 1363.5), (16384, 4096, 2048, 359.6), (8192, 4096, 14336, 1153.5),
+     (4096, 7168, 4096, 302.1)],
+)  # fmt: skip
+def test_estimates_of_the_library(m: int, n: int, k: int, measured: float) -> None:
+    error = cublas.microseconds(Problem(m, n, k)) / measured
+    assert abs(error - 1) < (0.13 if m <= 256 else 0.03)
+
+
 def test_explain() -> None:
-    a, b = (torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    a, b = (torch.empty(8192, 8192, dtype=torch.bfloat16, device="meta") for _ in range(2))
     text = explain(a, b)
-    assert text.splitlines()[0] == "matmul 4096 x 4096 x 4096, 16-bit operands, 132 SMs"
-    assert f"-> {model.choose(Problem(4096, 4096, 4096)).name}" in text
+    assert text.splitlines()[0] == "matmul 8192 x 8192 x 8192, 16-bit operands, 132 SMs"
+    assert f"-> {model.choose(Problem(8192, 8192, 8192)).name}" in text
+    assert text.count("->") == 1
+    assert "-> c128x64" in explain(a, b, config="c128x64")
+    assert "-> library" in explain(a, b, config="library")
+
+
+def test_explain_names_the_library() -> None:
+    """It is taken where it is quicker and does all that is asked for in one kernel."""
+    a, b = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((64, 7168), (7168, 4096)))
+    bias, scale = torch.empty(4096, dtype=torch.bfloat16, device="meta"), torch.empty(64, 1, device="meta")
+    for options in ({}, {"bias": bias}, {"activation": "none"}):
+        assert "-> library" in explain(a, b, **options)
+    for options, why in (
+        ({"activation": "gelu"}, "no such epilogue"), ({"scale_a": scale}, "no such epilogue"),
+        ({"bias": bias.float()}, "would round"), ({"out_dtype": torch.float32}, "not measured"),
+        ({"sms": 66}, "all SMs"),
+    ):  # fmt: skip
+        text = explain(a, b, **options)
+        assert "-> library" not in text
+        assert text.count("->") == 1
+        assert why in text

@@ -85,6 +85,7 @@ class FakeDriver:
     def free(self, device: int, address: int) -> None:
         with self.machine.lock:
             self.machine.log.append(("free while mapped" if self.machine.mapped[address] else "free", address))
+            self.memory_left += self.machine.buffers[address][1]
 
     def tensor(self, device: int, memory: Memory) -> torch.Tensor:
         return torch.from_numpy(np.asarray(_Keeping(memory)))

@@ -12,7 +12,7 @@ import torch
 
 from pk.errors import ArgumentError, BackendError, PkError, RankError, RanksDisagree
 from pk.runtime import group as groups
-from pk.runtime import symm
+from pk.runtime import retired, symm
 from pk.runtime.group import Group
 from pk.runtime.spawn import run_threads
 from tests.runtime.fake import FakeDriver, Machine
@@ -144,7 +144,7 @@ def test_ipc_maps_unmaps_and_then_frees(tmp_path: Path) -> None:
     assert not machine.freed_while_mapped() and not +machine.mapped
 
 
-def test_memory_that_a_rank_still_holds_is_not_freed(tmp_path: Path) -> None:
+def test_memory_that_a_rank_still_holds_is_freed_with_its_tensor(tmp_path: Path) -> None:
     machine, held = Machine(gpus=2), []
 
     def run(group: Group) -> None:
@@ -157,8 +157,11 @@ def test_memory_that_a_rank_still_holds_is_not_freed(tmp_path: Path) -> None:
 
     assert as_processes(run, tmp_path, 2, machine) == [None, None]
     kinds = [e[0] for e in machine.log]
-    assert kinds.count("unmap") == 2 and kinds.count("free") == 0
-    held[0].fill_(3)
+    assert kinds.count("unmap") == 2 and kinds.count("free") == 1
+    held.pop().fill_(3)
+    gc.collect()
+    retired.sweep()
+    assert [e[0] for e in machine.log].count("free") == 2
 
 
 def failing(

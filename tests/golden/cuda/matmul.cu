@@ -25,12 +25,13 @@ struct config {
 
 // Places that may wait, numbered as in the table of the host (Source.sites).
 enum site : int {
-    SITE_INPUTS_FILL = 0,   // loader: with inputs.fill() as s:
-    SITE_INPUTS_DRAIN = 1,  // consumer: with inputs.drain() as s:
-    SITE_OUTPUT_FILL = 2,   // consumer: with output.fill() as s:
-    SITE_OUTPUT_DRAIN = 3,  // storer: with output.drain() as s:
-    SITE_ENTRY = 4,         // launch: every rank has begun
-    SITE_EXIT = 5,          // launch: every rank has finished
+    SITE_INPUTS_FILL = 0,     // loader: with inputs.fill() as s:
+    SITE_INPUTS_DRAIN = 1,    // consumer: with inputs.drain() as s:
+    SITE_INPUTS_DRAIN_2 = 2,  // consumer: with inputs.drain() as s:
+    SITE_OUTPUT_FILL = 3,     // consumer: with output.fill() as s:
+    SITE_OUTPUT_DRAIN = 4,    // storer: with output.drain() as s:
+    SITE_ENTRY = 5,           // launch: every rank has begun
+    SITE_EXIT = 6,            // launch: every rank has finished
 };
 
 // ---------------------------------------------------------------------------------------------- parameters
@@ -160,11 +161,18 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
         const int stop = (part + 1) * steps;
         // acc = pk.zeros((BM, BN), pk.float32)
         accumulator<64, 256> acc;
-        fill(acc, 0.0f);
-        // for k in pk.range(first, stop):
-        for (int k = first; k < stop; ++k) {
-            // with inputs.drain() as s:
+        zero(acc);
+        {  // with inputs.drain() as s:
             shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
+            auto& s = shared.inputs[inputs_at.stage];
+            // pk.mma(acc, s.a.T if A_T else s.a, s.b.T if B_T else s.b)
+            mma(acc, s.a, s.b, role.warpgroup());
+            shared.inputs_ring.release_after_mma(inputs_at);
+        }
+        // for k in pk.range(first + 1 if SOME else first, stop):
+        for (int k = first + 1; k < stop; ++k) {
+            // with inputs.drain() as s:
+            shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN_2);
             auto& s = shared.inputs[inputs_at.stage];
             // pk.mma(acc, s.a.T if A_T else s.a, s.b.T if B_T else s.b)
             mma(acc, s.a, s.b, role.warpgroup());

@@ -3,11 +3,11 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=4 WARPGROUPS=2 GROUP=8 B_T=False ACTIVATION=none
+//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 B_T=False ACTIVATION=none
 //
-//   inputs: loader -> consumer, 4 stages of 49152 bytes
-//   output: consumer -> storer, 1 stages of 16384 bytes
-//   parts: loader -> consumer, 1 stages of 16384 bytes
+//   inputs: loader -> consumer, 3 stages of 49152 bytes
+//   output: consumer -> storer, 2 stages of 16384 bytes
+//   parts: loader -> consumer, 2 stages of 16384 bytes
 #include "pk/pk.cuh"
 
 using namespace pk;
@@ -84,15 +84,16 @@ struct shared_map {
     struct parts_stage {
         shared_tile<bf16, 128, 64> c;
     };
-    inputs_stage inputs[4];
-    output_stage output[1];
-    parts_stage parts[1];
-    pipeline<4> inputs_ring;
-    pipeline<1> output_ring;
-    pipeline<1> parts_ring;
+    inputs_stage inputs[3];
+    output_stage output[2];
+    parts_stage parts[2];
+    pipeline<3> inputs_ring;
+    pipeline<2> output_ring;
+    pipeline<2> parts_ring;
+    signal_slot signal_slots[queued_signals];
     launch_state launch;
 };
-static_assert(sizeof(shared_map) <= 230400);
+static_assert(sizeof(shared_map) <= 214016);
 
 using loader_role = role<1, config::loader_warp>;
 using consumer_role = role<8, 0>;
@@ -104,8 +105,8 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     loader_role role(p.ctx, shared.launch);
     prefetch(p.a_map);
     prefetch(p.b_map);
-    cursor<4> inputs_at;
-    cursor<1> parts_at;
+    cursor<3> inputs_at;
+    cursor<2> parts_at;
     const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
@@ -114,92 +115,108 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
-    const int tasks = W * rows * cols;
+    // lag = pk.min(LAG, rows * cols)
+    const int lag = min(80, rows * cols);
+    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
+    const int tasks = (rows * cols + lag) * W;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<8>(task, W, rows, cols);
-        const int owner_i = at[0];
-        const int m = at[1];
-        const int n = at[2];
+        const auto at = coordinate<1>(task, rows * cols + lag, W);
+        const int step = at[0];
+        const int owner_i = at[1];
         const int owner = (me + owner_i + 1) % W;
-        role.visit(owner, m, n);
-        // for k in pk.range(pk.cdiv(K, BK)):
-        for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
-            // with inputs.fill() as s:
-            shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
-            auto& s = shared.inputs[inputs_at.stage];
-            mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
-            if (role.issues()) {
-                expect_loads(full, s.a, s.b);
-                // pk.load_async(s.a, a, (*row, k))
-                load_expected(s.a, p.a_map, full, owner, m * 128, k * 64);
-                // pk.load_async(s.b, b, (n, k) if B_T else (k, n))
-                load_expected(s.b, p.b_map, full, k * 64, n * 256);
-            }
-            shared.inputs_ring.publish_expected(inputs_at, role);
-        }
-        // if owner == me:
-        if (owner == me) {
-            // pk.wait(arrived, (m, n), W - 1)
-            wait(role, arrived, arrived.index(m, n), W - 1, SITE_ARRIVED_WAIT);
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                const int r = (me + r_i + 1) % W;
-                {  // with parts.fill() as s:
-                    shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                    auto& s = shared.parts[parts_at.stage];
-                    mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    if (role.issues()) {
-                        expect_loads(full, s.c);
-                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256);
-                    }
-                    shared.parts_ring.publish_expected(parts_at, role);
+        role.visit(step, owner);
+        // last = owner == me
+        const bool last = owner == me;
+        // t = step - lag if last else step
+        const int t = last ? step - lag : step;
+        // if t >= 0 and t < rows * cols:
+        if (t >= 0 && t < rows * cols) {
+            // group = t // (G * cols)
+            const int group = floor_div(t, cols * 8);
+            // height, i = pk.min(G, rows - group * G), t - group * (G * cols)
+            const int height = min(8, rows - group * 8);
+            const int i = t - group * (cols * 8);
+            // m, n = place(t, rows, cols, GROUP)
+            const int m = group * 8 + floor_mod(i, height);
+            const int n = floor_div(i, height);
+            // for k in pk.range(pk.cdiv(K, BK)):
+            for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
+                // with inputs.fill() as s:
+                shared.inputs_ring.wait_empty(inputs_at, role, SITE_INPUTS_FILL);
+                auto& s = shared.inputs[inputs_at.stage];
+                mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
+                if (role.issues()) {
+                    expect_loads(full, s.a, s.b);
+                    // pk.load_async(s.a, a, (*row, k))
+                    load_expected(s.a, p.a_map, full, owner, m * 128, k * 64);
+                    // pk.load_async(s.b, b, (n, k) if B_T else (k, n))
+                    load_expected(s.b, p.b_map, full, k * 64, n * 256);
                 }
+                shared.inputs_ring.publish_expected(inputs_at, role);
             }
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                const int r = (me + r_i + 1) % W;
-                {  // with parts.fill() as s:
-                    shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                    auto& s = shared.parts[parts_at.stage];
-                    mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    if (role.issues()) {
-                        expect_loads(full, s.c);
-                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 64);
+            // if last:
+            if (last) {
+                // pk.wait(arrived, (m, n), W - 1)
+                wait(role, arrived, arrived.index(m, n), W - 1, SITE_ARRIVED_WAIT);
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
+                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
                     }
-                    shared.parts_ring.publish_expected(parts_at, role);
                 }
-            }
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                const int r = (me + r_i + 1) % W;
-                {  // with parts.fill() as s:
-                    shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                    auto& s = shared.parts[parts_at.stage];
-                    mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    if (role.issues()) {
-                        expect_loads(full, s.c);
-                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 128);
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
+                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
                     }
-                    shared.parts_ring.publish_expected(parts_at, role);
                 }
-            }
-            // for r in pk.ranks_from(me + 1, W - 1):
-            for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                const int r = (me + r_i + 1) % W;
-                {  // with parts.fill() as s:
-                    shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                    auto& s = shared.parts[parts_at.stage];
-                    mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                    if (role.issues()) {
-                        expect_loads(full, s.c);
-                        // pk.load_async(s.c, part[me], (r, m, n * (BN // P) + j))
-                        load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 192);
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
+                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 128);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
                     }
-                    shared.parts_ring.publish_expected(parts_at, role);
+                }
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
+                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 192);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
                 }
             }
         }
@@ -211,125 +228,133 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
 // ------------------------------------------------------------------------------------------------ consumer
 PK_DEVICE void consumer(const params& p, shared_map& shared) {
     consumer_role role(p.ctx, shared.launch);
-    cursor<4> inputs_at;
-    cursor<1> parts_at;
-    cursor<1> output_at;
+    cursor<3> inputs_at;
+    cursor<2> parts_at;
+    cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
+    const int world = p.ctx.world;
     // me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     const int me = p.ctx.rank;
-    const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
-    const int tasks = W * rows * cols;
+    // lag = pk.min(LAG, rows * cols)
+    const int lag = min(80, rows * cols);
+    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
+    const int tasks = (rows * cols + lag) * world;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<8>(task, W, rows, cols);
-        const int owner_i = at[0];
-        const int owner = (me + owner_i + 1) % W;
-        // acc = pk.zeros((BM, BN), pk.float32)
-        accumulator<64, 256> acc;
-        fill(acc, 0.0f);
-        // for k in pk.range(pk.cdiv(K, BK)):
-        for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
-            // with inputs.drain() as s:
-            shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
-            auto& s = shared.inputs[inputs_at.stage];
-            // pk.mma(acc, s.a, s.b.T if B_T else s.b)
-            mma(acc, s.a, s.b, role.warpgroup());
-            shared.inputs_ring.release_after_mma(inputs_at);
-        }
-        // finish_rows(output, acc, parts, W - 1, vectors, factor, col_scale, col_bias, owner == me, BN, P, ACTIVATION)
-        const int others = W - 1;
+        const auto at = coordinate<1>(task, rows * cols + lag, world);
+        const int step = at[0];
+        const int owner_i = at[1];
+        const int owner = (me + owner_i + 1) % world;
+        role.visit(step, owner);
+        // last = owner == me
         const bool last = owner == me;
-        shared.inputs_ring.finish_mma(inputs_at, acc);
-        // r = acc[:, start:stop]
-        register_tile<float, 64, 64> r = columns<0, 64>(acc);
-        // if last:
-        if (last) {
-            // for _ in pk.range(others):
-            for (int i = 0; i < others; ++i) {
-                // with parts.drain() as s:
-                shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
-                auto& s = shared.parts[parts_at.stage];
-                // r = r + pk.load(s.c)
-                register_tile<float, 64, 64> loaded = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded(ri, ci);
-                shared.parts_ring.release(parts_at);
+        // t = step - lag if last else step
+        const int t = last ? step - lag : step;
+        // if t >= 0 and t < rows * cols:
+        if (t >= 0 && t < rows * cols) {
+            // acc = pk.zeros((BM, BN), pk.float32)
+            accumulator<64, 256> acc;
+            fill(acc, 0.0f);
+            // for k in pk.range(pk.cdiv(K, BK)):
+            for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
+                // with inputs.drain() as s:
+                shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
+                auto& s = shared.inputs[inputs_at.stage];
+                // pk.mma(acc, s.a, s.b.T if B_T else s.b)
+                mma(acc, s.a, s.b, role.warpgroup());
+                shared.inputs_ring.release_after_mma(inputs_at);
             }
-        }
-        {  // with output.fill() as s:
-            shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
-            auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, r)
-            store(s.c, r, role.warpgroup());
-            shared.output_ring.publish_stores(output_at);
-        }
-        // r = acc[:, start:stop]
-        r = columns<64, 128>(acc);
-        // if last:
-        if (last) {
-            // for _ in pk.range(others):
-            for (int i = 0; i < others; ++i) {
-                // with parts.drain() as s:
-                shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
-                auto& s = shared.parts[parts_at.stage];
-                // r = r + pk.load(s.c)
-                register_tile<float, 64, 64> loaded_ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded_(ri, ci);
-                shared.parts_ring.release(parts_at);
+            shared.inputs_ring.finish_mma(inputs_at, acc);
+            // r = acc[:, start:stop]
+            register_tile<float, 64, 64> r = columns<0, 64>(acc);
+            // if last:
+            if (last) {
+                // for _ in pk.range(pk.world_size() - 1):
+                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                    // with parts.drain() as s:
+                    shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
+                    auto& s = shared.parts[parts_at.stage];
+                    // r = r + pk.load(s.c)
+                    register_tile<float, 64, 64> loaded = load<64>(s.c, role.warpgroup());
+                    PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded(ri, ci);
+                    shared.parts_ring.release(parts_at);
+                }
             }
-        }
-        {  // with output.fill() as s:
-            shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
-            auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, r)
-            store(s.c, r, role.warpgroup());
-            shared.output_ring.publish_stores(output_at);
-        }
-        // r = acc[:, start:stop]
-        r = columns<128, 192>(acc);
-        // if last:
-        if (last) {
-            // for _ in pk.range(others):
-            for (int i = 0; i < others; ++i) {
-                // with parts.drain() as s:
-                shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
-                auto& s = shared.parts[parts_at.stage];
-                // r = r + pk.load(s.c)
-                register_tile<float, 64, 64> loaded__ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded__(ri, ci);
-                shared.parts_ring.release(parts_at);
+            {  // with output.fill() as s:
+                shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
+                auto& s = shared.output[output_at.stage];
+                // pk.store(s.c, r)
+                store(s.c, r, role.warpgroup());
+                shared.output_ring.publish_stores(output_at);
             }
-        }
-        {  // with output.fill() as s:
-            shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
-            auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, r)
-            store(s.c, r, role.warpgroup());
-            shared.output_ring.publish_stores(output_at);
-        }
-        // r = acc[:, start:stop]
-        r = columns<192, 256>(acc);
-        // if last:
-        if (last) {
-            // for _ in pk.range(others):
-            for (int i = 0; i < others; ++i) {
-                // with parts.drain() as s:
-                shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
-                auto& s = shared.parts[parts_at.stage];
-                // r = r + pk.load(s.c)
-                register_tile<float, 64, 64> loaded___ = load<64>(s.c, role.warpgroup());
-                PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded___(ri, ci);
-                shared.parts_ring.release(parts_at);
+            // r = acc[:, start:stop]
+            r = columns<64, 128>(acc);
+            // if last:
+            if (last) {
+                // for _ in pk.range(pk.world_size() - 1):
+                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                    // with parts.drain() as s:
+                    shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
+                    auto& s = shared.parts[parts_at.stage];
+                    // r = r + pk.load(s.c)
+                    register_tile<float, 64, 64> loaded_ = load<64>(s.c, role.warpgroup());
+                    PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded_(ri, ci);
+                    shared.parts_ring.release(parts_at);
+                }
             }
-        }
-        {  // with output.fill() as s:
-            shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
-            auto& s = shared.output[output_at.stage];
-            // pk.store(s.c, r)
-            store(s.c, r, role.warpgroup());
-            shared.output_ring.publish_stores(output_at);
+            {  // with output.fill() as s:
+                shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
+                auto& s = shared.output[output_at.stage];
+                // pk.store(s.c, r)
+                store(s.c, r, role.warpgroup());
+                shared.output_ring.publish_stores(output_at);
+            }
+            // r = acc[:, start:stop]
+            r = columns<128, 192>(acc);
+            // if last:
+            if (last) {
+                // for _ in pk.range(pk.world_size() - 1):
+                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                    // with parts.drain() as s:
+                    shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
+                    auto& s = shared.parts[parts_at.stage];
+                    // r = r + pk.load(s.c)
+                    register_tile<float, 64, 64> loaded__ = load<64>(s.c, role.warpgroup());
+                    PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded__(ri, ci);
+                    shared.parts_ring.release(parts_at);
+                }
+            }
+            {  // with output.fill() as s:
+                shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
+                auto& s = shared.output[output_at.stage];
+                // pk.store(s.c, r)
+                store(s.c, r, role.warpgroup());
+                shared.output_ring.publish_stores(output_at);
+            }
+            // r = acc[:, start:stop]
+            r = columns<192, 256>(acc);
+            // if last:
+            if (last) {
+                // for _ in pk.range(pk.world_size() - 1):
+                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                    // with parts.drain() as s:
+                    shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
+                    auto& s = shared.parts[parts_at.stage];
+                    // r = r + pk.load(s.c)
+                    register_tile<float, 64, 64> loaded___ = load<64>(s.c, role.warpgroup());
+                    PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded___(ri, ci);
+                    shared.parts_ring.release(parts_at);
+                }
+            }
+            {  // with output.fill() as s:
+                shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
+                auto& s = shared.output[output_at.stage];
+                // pk.store(s.c, r)
+                store(s.c, r, role.warpgroup());
+                shared.output_ring.publish_stores(output_at);
+            }
         }
     }
 }
@@ -338,8 +363,9 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
 PK_DEVICE void storer(const params& p, shared_map& shared) {
     storer_role role(p.ctx, shared.launch);
     prefetch(p.c_map);
-    cursor<1> output_at;
+    cursor<2> output_at;
     const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
+    signal_queue<1> deferred(shared.signal_slots);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
     const int world = p.ctx.world;
@@ -347,81 +373,105 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
     const int me = p.ctx.rank;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
-    // for owner, m, n in pk.tasks(pk.ranks_from(me + 1), rows, cols, group=GROUP):  # own tiles last
-    const int tasks = world * rows * cols;
+    // lag = pk.min(LAG, rows * cols)
+    const int lag = min(80, rows * cols);
+    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
+    const int tasks = (rows * cols + lag) * world;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<8>(task, world, rows, cols);
-        const int owner_i = at[0];
-        const int m = at[1];
-        const int n = at[2];
+        const auto at = coordinate<1>(task, rows * cols + lag, world);
+        const int step = at[0];
+        const int owner_i = at[1];
         const int owner = (me + owner_i + 1) % world;
-        role.visit(owner, m, n);
-        // if owner == me:
-        if (owner == me) {
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
-                shared.output_ring.release_after_store(output_at);
+        role.visit(step, owner);
+        // last = owner == me
+        const bool last = owner == me;
+        // t = step - lag if last else step
+        const int t = last ? step - lag : step;
+        // if t >= 0 and t < rows * cols:
+        if (t >= 0 && t < rows * cols) {
+            // group = t // (G * cols)
+            const int group = floor_div(t, cols * 8);
+            // height, i = pk.min(G, rows - group * G), t - group * (G * cols)
+            const int height = min(8, rows - group * 8);
+            const int i = t - group * (cols * 8);
+            // m, n = place(t, rows, cols, GROUP)
+            const int m = group * 8 + floor_mod(i, height);
+            const int n = floor_div(i, height);
+            // if last:
+            if (last) {
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+            } else {
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    deferred.meet(role, SITE_PART_STORE_ASYNC);
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 64);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 128);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 192);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                // pk.signal(arrived, (m, n), owner)
+                deferred.signal(role, arrived, arrived.index(m, n), owner, 1, SITE_ARRIVED_SIGNAL);
             }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
-                shared.output_ring.release_after_store(output_at);
-            }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
-                shared.output_ring.release_after_store(output_at);
-            }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
-                shared.output_ring.release_after_store(output_at);
-            }
-        } else {
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                enter(role, SITE_PART_STORE_ASYNC);
-                if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256);
-                shared.output_ring.release_after_store(output_at);
-            }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 64);
-                shared.output_ring.release_after_store(output_at);
-            }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 128);
-                shared.output_ring.release_after_store(output_at);
-            }
-            {  // with output.drain() as s:
-                shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN);
-                auto& s = shared.output[output_at.stage];
-                // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 192);
-                shared.output_ring.release_after_store(output_at);
-            }
-            shared.output_ring.finish_stores(output_at);
-            // pk.signal(arrived, (m, n), owner)
-            signal(role, arrived, arrived.index(m, n), owner, 1, SITE_ARRIVED_SIGNAL);
         }
-        shared.output_ring.finish_stores(output_at);
     }
+    shared.output_ring.finish_stores(output_at);
+    deferred.flush(role);
     store_wait<0>();
 }
 
