@@ -1,4 +1,4 @@
-"""Types of the optional native module (``csrc/module.cpp``); imported by ``pk.runtime.native`` and ``pk.sim.explore`` only."""
+"""Types of the optional native module (``csrc/module.cpp``); for ``pk.runtime.native`` and ``pk.sim.explore`` only."""
 
 from collections.abc import Callable
 from typing import Any

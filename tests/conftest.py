@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mutants", choices=["sample", "all"], default="sample", help="how many mutants of tests/mutants to run"
     )
     parser.addoption(
-        "--problems", type=int, default=0, help="random problems of each operator, at each number of ranks (0: a sample)"
+        "--problems", type=int, default=0, help="random problems of each operator and number of ranks (0: a sample)"
     )
     parser.addoption(
         "--schedules", type=int, default=0, help="schedules that tests/ops checks each kernel under (0: a sample)"

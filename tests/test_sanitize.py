@@ -103,9 +103,7 @@ def _call(rank: int, name: str, numbers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("call", "wanted"), PLANTED)
-def test_simulated_ranks_report_the_same(
-    call: tuple[Any, ...], wanted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulated_ranks_report_the_same(call: tuple[Any, ...], wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PK_SANITIZE", "1")
     with pytest.raises(RankError) as caught:
         pk.spawn(_call, 2, "sim", (call[0], call[1:]))

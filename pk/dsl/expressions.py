@@ -53,6 +53,8 @@ COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.NotIn: ("not in", lambda x, y: x not in y),
 }  # fmt: skip
 
+DEEPEST = 80  # levels of an expression
+
 DIMS = {"cols": -1, "rows": -2, "depth": -3, "batch": -4}
 
 ADVICE: dict[type[ast.AST], str] = {
@@ -75,18 +77,35 @@ class Expressions(Scope):
     """Evaluates expressions."""
 
     named_now: ast.expr | None = None  # the right-hand side of the assignment that is being read
+    returned: ast.Return | None = None  # the `return` that was read last
+    _deep = 0  # expressions around the one that is being read, in its statement
 
     def unsupported(self, node: ast.AST, what: str = "", advice: str = "") -> errors.UnsupportedSyntax:
         """The error for syntax outside the language, to be raised."""
         what = what or f"`{_words(type(node).__name__)}` is not part of the kernel language"
         return errors.UnsupportedSyntax(what, self.span(node), advice or ADVICE.get(type(node), "Write it without."))
 
+    def bad_return(self, where: str) -> errors.UnsupportedSyntax:
+        """The error for the `return` that was read last, which stands in ``where``; to be raised."""
+        assert self.returned is not None
+        kernel = "Drop it, and guard what would follow with an `if`: a kernel ends when all of its statements are done."
+        advice = kernel if self.frame.caller is None else "Return once, at the end of the helper."
+        return self.unsupported(self.returned, f"`return` in {where}", advice)
+
     def eval(self, node: ast.expr) -> Any:
         """The value of an expression."""
         method = getattr(self, f"_eval_{type(node).__name__.lower()}", None)
         if method is None:
             raise self.unsupported(node)
-        return plain(method(node))
+        if self._deep >= DEEPEST:  # what comes later, Python's own compiler included, has no room for more either
+            raise self.unsupported(
+                node, f"an expression more than {DEEPEST} operations deep", "Bind parts of it to names, a line each."
+            )
+        self._deep += 1
+        try:
+            return plain(method(node))
+        finally:
+            self._deep -= 1
 
     def _eval_constant(self, node: ast.Constant) -> Any:
         return node.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -82,7 +83,7 @@ class Reader(Expressions):
         pass
 
     def _do_expr(self, stmt: ast.Expr) -> None:
-        if isinstance(stmt.value, ast.Constant) and isinstance(stmt.value.value, str):
+        if isinstance(stmt.value, ast.Constant) and isinstance(stmt.value.value, str | types.EllipsisType):
             return
         value = self.eval(stmt.value)
         if value is not None:
@@ -108,8 +109,8 @@ class Reader(Expressions):
         self.assign(stmt.target.id, value, self.span(stmt))
 
     def _assign_to(self, target: ast.expr, value: Any, stmt: ast.stmt) -> None:
-        whole = isinstance(stmt, ast.Assign) and target in stmt.targets
-        if value is None and whole and isinstance(stmt.value, ast.Call):
+        whole = stmt.value if isinstance(stmt, ast.Assign) and target in stmt.targets else None
+        if value is None and isinstance(whole, ast.Call):
             raise errors.WrongOperand(
                 "a call that yields nothing is bound to a name", self.span(stmt), "Drop the `name =`."
             )
@@ -175,7 +176,7 @@ class Reader(Expressions):
         with self.b.nested() as block:
             flow = self.block(stmts)
         if flow == "return":
-            raise self.unsupported(stmt, "`return` in a run-time branch", "Return once, at the end of the helper.")
+            raise self.bad_return("a run-time branch")
         if flow == "continue":
             raise self._bad_continue(stmt)
         self.leave(before, "It is first bound inside a branch and ends with it: bind `{name}` before the `if`.")
@@ -247,7 +248,7 @@ class Reader(Expressions):
             with self._tail(True):
                 flow = self.block(stmt.body)
             if flow == "return":
-                raise self.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
+                raise self.bad_return("a loop")
         names = _target_names(stmt.target)
         after = self.frame.names
         self.leave({n: after[n] for n in before if n in after}, _GONE_LOOP, names, ended=False)
@@ -298,7 +299,7 @@ class Reader(Expressions):
         with self._tail(True):
             flow = self.block(stmt.body)
         if flow == "return":
-            raise self.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
+            raise self.bad_return("a loop")
 
     def _tasks(self, stmt: ast.For, over: TasksValue) -> None:
         span = self.span(stmt)
@@ -367,8 +368,8 @@ class Reader(Expressions):
         made = ir.Role(role.kind, (), role.warpgroups, span, role.teams, role.stagger)
         with self.b.in_role(made) as block:
             flow = self._with(rest, stmt)
-        if flow is not None:
-            raise self.unsupported(stmt, f"`{flow}` in a role block", "Guard the rest with an `if`.")
+        if flow is not None:  # a return: `continue` is refused where it stands
+            raise self.bad_return("a role block")
         self.b.emit(replace(made, body=tuple(block)))
         self.leave(
             before, f"It is private to the {role.kind} that bound it: compute `{{name}}` in shared code, or again here."
@@ -384,7 +385,7 @@ class Reader(Expressions):
         before = dict(self.frame.names)
         with self.b.in_communicator() as block:
             if self._with(rest, stmt) is not None:
-                raise self.unsupported(stmt, "`return` in the communicator", "Guard the rest with an `if`.")
+                raise self.bad_return("the communicator")
         self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
         self.leave(before, "It belongs to the communicator: compute `{name}` at the top of the kernel, or again here.")
 
@@ -436,7 +437,7 @@ class Reader(Expressions):
     def _do_return(self, stmt: ast.Return) -> Flow:
         if self.frame.caller is None and stmt.value is not None:
             raise self.unsupported(stmt, "a kernel that returns a value", "Kernels write their results to tensors.")
-        self.frame.result = self.eval(stmt.value) if stmt.value is not None else None
+        self.frame.result, self.returned = self.eval(stmt.value) if stmt.value is not None else None, stmt
         return "return"
 
     def expand(self, fn: Any, args: list[Any], kwargs: dict[str, Any], node: ast.Call) -> Any:

@@ -42,7 +42,7 @@ def read_while(r: Reader, stmt: ast.While) -> None:
         for s in head:
             r.b.emit(s)
     if flow == "return":
-        raise r.unsupported(stmt, "`return` in a loop", "Return once, at the end of the helper.")
+        raise r.bad_return("a loop")
     spin(cond, tuple(block), span)
     for s in head:
         r.b.emit(s)

@@ -62,7 +62,7 @@ def setup(operator: str) -> Callable[..., None]:
 
 
 def _refuse(operator: str, given: dict[str, Any]) -> None:
-    a = given["a"]
+    a, operator = given["a"], operator.removesuffix("_saving")
     if a.dtype == dense.FP8:
         raise ArgumentError(
             f"pk.ops.{operator} of {a.dtype} has no backward pass, and an argument requires a gradient.\n"
@@ -184,7 +184,9 @@ def _start(ctx: Any, grad: torch.Tensor, forward: Any) -> tuple[torch.Tensor, An
 def _collective(ctx: Any, operator: Any, g: torch.Tensor, b: torch.Tensor) -> Any:
     """``operator(g, b.T)`` with the options of the forward call that are not about its shapes."""
     deterministic, comm_sms = ctx.rest if len(ctx.rest) == 2 else (False, None)
-    return operator(g, b.t(), config=_local(ctx), group=ctx.given["group"], deterministic=deterministic, comm_sms=comm_sms)
+    return operator(
+        g, b.t(), config=_local(ctx), group=ctx.given["group"], deterministic=deterministic, comm_sms=comm_sms
+    )
 
 
 def _local(ctx: Any) -> str | None:

@@ -177,7 +177,7 @@ def operand(name: str, x: torch.Tensor, along: int) -> Operand:
             f"`{name}` has strides {x.stride()}: neither its rows nor its columns are contiguous.\n"
             f"  Pass `{name}.contiguous()`."
         )
-    if x.element_size() == 1 and found.transposed != (along == 0):
+    if x.element_size() == 1 and x.numel() and found.transposed != (along == 0):
         kept = f"{name}.contiguous()" if along == 1 else f"{name}.T.contiguous().T"
         raise ArgumentError(
             f"`{name}` of {x.dtype} is not contiguous along K, and the tensor core reads 8-bit operands no other way.\n"
@@ -280,10 +280,13 @@ def arguments(
 
 
 def addressable(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy with contiguous rows if TMA can address neither its rows nor its columns."""
+    """``x``, or a copy with contiguous rows if TMA can address neither its rows nor its columns.
+
+    In a trace tensors have no address: there it is taken to be a good one.
+    """
     rows = x.T if columns_first(x) else x
     step = rows.stride(0) * x.element_size()
-    if rows.stride(1) == 1 and step > 0 and step % 16 == 0 and x.data_ptr() % 16 == 0:
+    if rows.stride(1) == 1 and step > 0 and step % 16 == 0 and (inputs.traced(x) or x.data_ptr() % 16 == 0):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -13,7 +13,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pk.ops import model
+from pk.ops import cublas, model
 from pk.ops.model import CONFIGS, DRAM, Config, Problem
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ NCCL: dict[str, tuple[float, float]] = {
     "all_gather_matmul": (25.0, 255.0), "matmul_reduce_scatter": (25.0, 205.0), "matmul_all_reduce": (25.0, 242.0),
 }  # fmt: skip
 """Microseconds of a collective between two ranks that moves nothing, and bytes a nanosecond on the bus."""
+NCCL_LEAST_US = 9.0  # of a collective of a few bytes; it grows to the above by twice the time that the link needs
 NCCL_RANK_US = 3.0  # for each further rank
+FEW_ROWS_LATE = 1.6  # measured over estimate of the all-gather for a few rows: products wait for rows, stage by stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,14 @@ class Case:
 
     def problem(self, sms: int) -> Problem:
         """The product on so many SMs."""
-        return Problem(self.m, self.n, self.k, self.bits, self.out_bits, max(1, sms))
+        return Problem(self.m, self.n, self.k, self.bits, self.out_bits, max(1, sms), self.layout)
 
 
 def case_of(q: Request, sms: int) -> Case:
     """The case that ``q`` is."""
     p, scaled = q.computed, q.scale_a is not None or q.scale_b is not None
-    layout = "kn" if q.b.stride(1) == 1 or q.b.shape[1] == 1 else "nk"
     return Case(
-        q.operator, q.world, p.m, p.n, p.k, p.bits, p.out_bits, layout, q.bias is not None, q.activation != "none",
+        q.operator, q.world, p.m, p.n, p.k, p.bits, p.out_bits, p.layout, q.bias is not None, q.activation != "none",
         scaled, sms,
     )  # fmt: skip
 
@@ -121,7 +122,8 @@ def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
     if case.operator == "all_gather_matmul":
         product = _tiled_us(case, tile, case.sms - comm_sms)
         last = product / (case.world * max(1, case.block // tile.rows))  # what is left when the last rows are there
-        return _longer(product, link_us(case, comm_sms, min(case.block, tile.rows)) + HOP_US + last) + MEET_US
+        late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
+        return late * (_longer(product, link_us(case, comm_sms, min(case.block, tile.rows)) + HOP_US + last) + MEET_US)
     product = _tiled_us(case, tile, case.sms)
     parts = case.link_bytes / 1e3 / DRAM  # written by peers, read by the owner
     total = _longer(product, link_us(case, case.sms) + HOP_US) + parts + MEET_US
@@ -134,7 +136,7 @@ def _few_us(case: Case, tile: Config) -> float:
     """Of pk's kernels for a few rows, which compute one wave of tiles: what they send comes after the product."""
     product = model.microseconds(tile, case.problem(case.sms))
     if case.operator == "all_gather_matmul":
-        return _longer(product, link_us(case, case.sms) + 2 * HOP_US) + MEET_US
+        return FEW_ROWS_LATE * (_longer(product, link_us(case, case.sms) + 2 * HOP_US) + MEET_US)
     sent = case.link_bytes if case.operator != "matmul_all_reduce" else case.link_bytes * case.world // 2
     added = case.world * case.out_bytes / 1e3 / DRAM
     return product + sent / 1e3 / LINK + 2 * HOP_US + added + MEET_US
@@ -143,8 +145,11 @@ def _few_us(case: Case, tile: Config) -> float:
 def library_us(case: Case) -> float:
     """Of the library: cuBLAS, taken to be as quick as the best of the kernel ``matmul``, and NCCL."""
     total = best_product_us(case)
+    if case.bits == 16:
+        total = min(total, cublas.microseconds(case.problem(case.sms)))
     if case.world > 1:
         latency, rate = NCCL[case.operator]
+        latency = min(latency, NCCL_LEAST_US + 2 * link_us(case, case.sms))
         total += latency + NCCL_RANK_US * (case.world - 2) + case.link_bytes / 1e3 / rate
     gathers = case.operator == "all_gather_matmul"
     passes = case.activation + (case.bias and not gathers) + 2 * (case.scaled and case.bits == 16)

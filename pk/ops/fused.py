@@ -65,7 +65,8 @@ class Request:
         """The product that this rank computes."""
         rows = self.a.shape[0] * (self.world if self.operator == "all_gather_matmul" else 1)
         bits, out_bits = 8 * self.a.element_size(), 8 * self.out_dtype.itemsize
-        return Problem(rows, self.b.shape[1], self.a.shape[1], bits, out_bits, self.group.sms or model.SMS)
+        layout = "kn" if self.b.stride(1) == 1 or self.b.shape[1] == 1 else "nk"
+        return Problem(rows, self.b.shape[1], self.a.shape[1], bits, out_bits, self.group.sms or model.SMS, layout)
 
 
 def tiles(operator: str) -> tuple[str, ...]:
@@ -76,7 +77,7 @@ def tiles(operator: str) -> tuple[str, ...]:
 def choose_tile(request: Request, comm_sms: int) -> Config:
     """The tile with the lowest estimate on the SMs that compute."""
     p = request.computed
-    p = Problem(p.m, p.n, p.k, p.bits, p.out_bits, max(1, p.sms - comm_sms))
+    p = dataclasses.replace(p, sms=max(1, p.sms - comm_sms))
     swapped = few_tiles(request.operator, request.world, p)
     if swapped:
         return min(swapped, key=lambda c: model.microseconds(c, p))

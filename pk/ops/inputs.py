@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from pk.errors import ArgumentError
 from pk.runtime.tensormap import ALIGNMENT, validate
@@ -31,6 +33,11 @@ def _one(operator: str, name: str, value: Any) -> torch.Tensor:
     return value
 
 
+def traced(x: torch.Tensor) -> bool:
+    """Whether ``x`` stands for a tensor in a trace: it has no memory, hence no address."""
+    return isinstance(x, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(x)
+
+
 def result(operator: str, out: Any, *given: torch.Tensor | None) -> None:
     """Raise :class:`pk.errors.ArgumentError` if ``out`` is no memory that the operator may write, or None.
 
@@ -44,6 +51,8 @@ def result(operator: str, out: Any, *given: torch.Tensor | None) -> None:
             f"`out` of {where} is {type(out).__name__}, and must be a torch.Tensor.\n"
             "  Pass one made by `torch.empty`, or leave it away."
         )
+    if traced(out):
+        return
     plain(out, "out", where)
     separate(out, "out", operator)
     if out.requires_grad and torch.is_grad_enabled():

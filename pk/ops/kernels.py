@@ -2,7 +2,7 @@
 
 import pk
 from pk.ops.gemm import accumulate, emit, feed, gemm_pipes, put, put_add
-from pk.ops.parallel_kernels import matmul_reduce_scatter_ordered as matmul_reduce_scatter_ordered
+from pk.ops.parallel_kernels import matmul_reduce_scatter_ordered  # noqa: F401  the form without adds
 from pk.ops.product import (
     accumulate_part,
     feed_part,

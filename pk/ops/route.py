@@ -108,7 +108,8 @@ def through_torch(
     graded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, scale_a, scale_b))
     if out is not None:
         _check_out(operator, out, graded)
-        inputs.result(operator, out, a, b, bias, scale_a, scale_b)
+        if not torch.compiler.is_compiling():
+            inputs.result(operator, out, a, b, bias, scale_a, scale_b)
         out_dtype = out_dtype or out.dtype
     apart = graded and activation in RECOMPUTED
     saving = graded and save_gathered and operator == "all_gather_matmul" and b.requires_grad

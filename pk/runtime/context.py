@@ -358,8 +358,8 @@ def drop(group: Group) -> None:
         context.closed = True
     context.forget()
     for segment in (context.segment, context.scratch, *context.outgrown, *context.retired):
-        if segment is not None:
-            symm.heap(group).free.add(segment.number)
+        if segment is not None and group.heap is not None:
+            group.heap.free.add(segment.number)
     if group.rendezvous is not None:
         group.rendezvous.board.pop(group.rank, None)
     group.driver.free_host(group.gpu, context.host_page)

@@ -62,7 +62,7 @@ def current(group: Any = None) -> Group:
     for a process group this rank is not in; :class:`pk.errors.BackendError` if the machine cannot run its kernels.
     """
     if isinstance(group, Group):
-        return group.opened()
+        return group if not group.closed else group.opened()
     if isinstance(group, str):
         return names.named(group).opened()
     if group is None:

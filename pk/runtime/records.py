@@ -141,9 +141,7 @@ def headline(finding: Finding) -> str:
     }.get(f.reason, f"{who} gave up (reason {f.reason})")
 
 
-def explain(
-    findings: Sequence[Finding], notes: Sequence[str], limits: tuple[float, float], cause: str = ""
-) -> str:
+def explain(findings: Sequence[Finding], notes: Sequence[str], limits: tuple[float, float], cause: str = "") -> str:
     """The text of a HangError: the first cause, where it is, and who else was blocked on what.
 
     ``notes``: what else is known, one line each.  ``limits``: the two time-outs in force, seconds.  ``cause``: what no

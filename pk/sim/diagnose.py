@@ -305,4 +305,3 @@ def _task(task: tuple[tuple[str, int], ...]) -> str:
 
 def _sentence(lines: list[int]) -> str:
     return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
-

@@ -123,7 +123,4 @@ class _Search:
 
 def _rows(first: list[int], entries: list[int], width: int) -> list[list[tuple[int, ...]]]:
     """The entries of each step, as tuples of ``width``."""
-    return [
-        [tuple(entries[width * i : width * i + width]) for i in range(a, b)]
-        for a, b in itertools.pairwise(first)
-    ]
+    return [[tuple(entries[width * i : width * i + width]) for i in range(a, b)] for a, b in itertools.pairwise(first)]

@@ -85,9 +85,7 @@ NAMES = [f"{kernel.name}-{how}".replace(" ", "_") for kernel, _, how, _ in PLANT
 
 
 @pytest.mark.parametrize(("kernel", "tensors", "how", "marks"), PLANTED, ids=NAMES)
-def test_planted_race_is_found_from_any_schedule(
-    kernel: Any, tensors: Tensors, how: str, marks: set[str]
-) -> None:
+def test_planted_race_is_found_from_any_schedule(kernel: Any, tensors: Tensors, how: str, marks: set[str]) -> None:
     planted = build(kernel, tensors, HOW=how)
     pairs = [{frozenset(lines(f)) for f in races(planted, operands(tensors, 3), seed)} for seed in SEEDS]
     # Where who comes first decides what is read, not every schedule has that pair; but every one has some race.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 import pk
 from tests.ops import random_problems
@@ -27,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     cases = [(operator, world) for operator in PARALLEL for world in WORLDS] + [("matmul", 1)]
     chunks = [range(at, min(at + CHUNK, count)) for at in range(0, count, CHUNK)]
     if not count:  # large numbers of ranks take longest
-        made = [(o, w, range(1 + (w < 5) + 4 * (w == 1))) for o, w in cases]
+        made = [(o, w, range(1 + (w < 5) + (w == 1))) for o, w in cases]
     else:
         made = [(o, w, chunk) for o, w in cases for chunk in chunks]
     names = [f"{o}-{w}-{chunk.start}" for o, w, chunk in made]
@@ -36,11 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def run(p: Problem) -> float:
     """The largest error, as a share of what rounding allows."""
-    try:
-        return check(p, pk.spawn(call, p.world, "sim", (p,)))
-    except Exception as error:
-        error.add_note(f"  problem: {p}")
-        raise
+    print(p)  # pytest shows it if this fails
+    return check(p, pk.spawn(call, p.world, "sim", (p,)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,9 +56,9 @@ def test_nothing_to_do(operator: str, empty: str) -> None:
 
 @pytest.mark.parametrize("operator", PARALLEL)
 def test_more_tiles_than_blocks(operator: str) -> None:
-    p = Problem(operator, 2, 2, 300, 520, 136, b_layout="nk", bias="alike", wanted=("a", "b", "bias"))
+    p = Problem(operator, 2, 2, 300, 520, 72, b_layout="nk", bias="alike", wanted=("a", "b", "bias"))
     run(p)
-    run(dataclasses.replace(p, dtype=FP8, k=144, n=528, scale_a="each", scale_b="each", out="new", wanted=()))
+    run(dataclasses.replace(p, dtype=FP8, k=80, n=528, scale_a="each", scale_b="each", out="new", wanted=()))
 
 
 @pytest.mark.parametrize("layout", ["transposed", "padded", "offset"])
@@ -83,10 +79,8 @@ def test_few_rows_by_columns() -> None:
 def test_a_result_as_wide_as_float32_needs(operator: str) -> None:
     p = Problem(operator, 2, 7, 16, 12, 32, b_layout="nk", out_dtype=F32)
     run(p)
-    if operator == "all_gather_matmul":
-        with pytest.raises(pk.errors.RankError, match="of 12 columns has no backward pass") as caught:
-            run(dataclasses.replace(p, wanted=("a",)))
-        assert isinstance(caught.value.__cause__, pk.ArgumentError)
+    with pytest.raises(pk.errors.RankError, match=f"{operator} of 12 columns has no backward pass"):
+        run(dataclasses.replace(p, wanted=("a",)))
     run(dataclasses.replace(p, wanted=("a", "b"), options={"config": "library"}))
 
 
@@ -94,14 +88,14 @@ def test_a_result_as_wide_as_float32_needs(operator: str) -> None:
 @pytest.mark.parametrize("operator", PARALLEL)
 @pytest.mark.parametrize("name", ["y", "a'", "b'", "bias'"])
 def test_one_wrong_element_is_seen(operator: str, name: str) -> None:
-    """By three units in the last place, in the largest element."""
+    """By a few units in the last place of the largest element: of a sum over ranks, one for each of its roundings."""
     p = Problem(operator, 2, 8, 16, 64, 64, bias="alike", wanted=("a", "b", "bias"))
     found = pk.spawn(call, 2, "sim", (p,))
     assert check(p, found) > 0.2
     wrong = found[1][name] = found[1][name].clone()
     at = wrong.abs().argmax()
-    wrong.view(-1)[at] *= 1 + (3 if operator == "all_gather_matmul" and name == "y" else 16) * 2.0**-7
-    with pytest.raises(AssertionError, match="rank 1's|different results"):
+    wrong.view(-1)[at] *= 1 + (3 if operator == "all_gather_matmul" and name == "y" else 8) * 2.0**-7
+    with pytest.raises(AssertionError, match=r"rank 1's|different results"):
         check(p, found)
 
 

@@ -5,6 +5,7 @@ Each prints one line of JSON.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -107,7 +108,8 @@ def forked(rank: int, world: int) -> Any:
     told = next(iter(load(Numbers(current(), True), num_workers=1, batch_size=None)))
     child = os.fork()
     if child == 0:
-        sys.exit(0)
+        atexit._run_exitfuncs()
+        os._exit(0)  # torch's threads, which the child does not have, could not be joined
     os.waitpid(child, 0)
     pid = f"pid {os.getpid()}"
     sums = total(x)
