@@ -106,7 +106,7 @@ def main() -> None:
     print("\nThe same function as a cubin for sm_90a:")
     spec = {"a": pk.spec(dtype, 3), "b": pk.spec(dtype, 2), "c": pk.spec(dtype, 2)}
     print(matmul_reduce_scatter.resources(**spec))
-    print("\nNext:")
+    print("\nNext (after `. .venv/bin/activate`, if pk was installed by make):")
     print("  the CUDA it became     python -m pk show examples/01_matmul_reduce_scatter.py --ndim a=3 --stage cuda")
     print("  its typed IR           python -m pk show examples/01_matmul_reduce_scatter.py --ndim a=3 --stage ir")
     print("  what can run here      python -m pk doctor")

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pk", description="Inspect pk's kernels and this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    from pk.tools import check, show
+    from pk.tools import check, output, show
 
     show.add_arguments(
         commands.add_parser("show", help="print a stage of a kernel: ir, plan, cuda, ptx, sass, resources")
@@ -35,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     options.rest = rest
     try:
-        return _run(options)
+        status = _run(options)
+        output.drop_unread()  # here, and not when Python ends, which would complain of it
+        return status
     except PkError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+        output.drop_unread()
         return 0
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Check", "check", "checking"]
 
 _SHRINK_S = 15.0  # at most, to make what fails smaller
+_ALLOCATION = 64  # bytes: alignment of what torch and pk allocate
 _AGAIN = 10  # a launch like an earlier one gets one schedule for so many
 
 # What a kernel should compute: from every rank's operands by name, as they were, to what some of them must become: a
@@ -130,6 +131,8 @@ class Options:
                     f"pk.check: {name}={value!r} must be a whole number, at least {least}.\n"
                     f"  Pass {name}={max(least, 1)}, or leave it out."
                 )
+        if self.reference is not None and not isinstance(self.reference, dict) and not callable(self.reference):
+            raise errors.ArgumentError(_no_reference(self.reference))
 
 
 class Checks:
@@ -211,10 +214,11 @@ def check(
     """Check one launch of ``kernel`` on ``world_size`` simulated ranks; needs no GPU.  See the module for an example.
 
     Arguments are those of a call, by position or name; each is a value for all ranks, a list of ``world_size`` values,
-    or a function of the rank.  Tensors are copied, those of ``pk.Parallel`` parameters into symmetric memory; a tensor
-    on torch's ``meta`` device stands for memory that nobody has written.  ``sms``: thread blocks of each rank
-    (default 4).  ``strict``: a tile that a tensor's edge cuts off when written is a finding.  ``exhaustive``: explore
-    *every* interleaving of waits and signals; for small launches.  ``seed``: of the first schedule.
+    or a function of the rank.  Tensors are copied, those of ``pk.Parallel`` parameters into symmetric memory; those of
+    one rank that share memory share it in the copies too.  A tensor on torch's ``meta`` device stands for memory that
+    nobody has written.  ``sms``: thread blocks of each rank (default 4).  ``strict``: a tile that a tensor's edge cuts
+    off when written is a finding.  ``exhaustive``: explore *every* interleaving of waits and signals; for small
+    launches.  ``seed``: of the first schedule.
 
     ``reference``: what the results must be, within the rounding of their dtype: a dict from parameter name to a tensor
     or a list of one for each rank, or a function that makes it from ``[{name: tensor} for each rank]``.  ``shrink``:
@@ -238,9 +242,9 @@ def check(
         checks = Checks(options, pool)
 
         def launch(rank: int) -> None:
-            mine = [_of_rank(kernel, name, value, rank) for name, value in bound.items()]
+            mine = _of_rank(kernel, bound, rank)
             with substituted(checks):
-                kernel(*mine)  # by position: a parameter may be called `group`
+                kernel(*mine.values())  # by position: a parameter may be called `group`
 
         try:
             spawn(launch, world_size, "sim")
@@ -261,28 +265,87 @@ def _lists(kernel: Kernel, bound: dict[str, Any], world_size: int) -> None:
             )
 
 
-def _of_rank(kernel: Kernel, name: str, value: Any, rank: int) -> Any:
-    """What rank ``rank`` passes for parameter ``name``; collective for Parallel parameters."""
+def _of_rank(kernel: Kernel, bound: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What rank ``rank`` passes, by parameter, tensors copied; collective if there are Parallel parameters."""
+    import torch
+
+    mine = dict(bound)
+    for name, value in bound.items():
+        if name in kernel.signature.constants:
+            continue
+        if isinstance(value, list):
+            mine[name] = value[rank]
+        elif callable(value) and not isinstance(value, torch.Tensor):
+            mine[name] = value(rank)
+    constants = kernel.signature.constants
+    tensors = {n: v for n, v in mine.items() if isinstance(v, torch.Tensor) and n not in constants}
+    for names in _sharing(tensors):
+        parallel = any(kernel.signature.tensors.get(name) == "parallel" for name in names)
+        mine |= _copies({name: tensors[name] for name in names}, parallel)
+    return mine
+
+
+def _sharing(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+    """The names of ``tensors``, those together whose memory overlaps, in order."""
+    order = {name: at for at, name in enumerate(tensors)}
+    groups: list[list[str]] = []
+    region, reached = "", 0
+    for (where, first, end), name in sorted((_extent(t), name) for name, t in tensors.items()):
+        if groups and where == region and first < reached:
+            groups[-1].append(name)
+            reached = max(reached, end)
+        else:
+            groups.append([name])
+            region, reached = where, end
+    return sorted((sorted(g, key=order.__getitem__) for g in groups), key=lambda g: order[g[0]])
+
+
+def _extent(tensor: torch.Tensor) -> tuple[str, int, int]:
+    """A name for the memory that a tensor lies in, and the bytes there: first, and last + 1."""
+    import torch
+
+    if tensor.layout != torch.strided or not tensor.numel():
+        return f"nowhere {id(tensor)}", 0, 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_meta:  # has no addresses
+        where, first = f"meta {tensor.untyped_storage()._cdata}", tensor.storage_offset() * tensor.element_size()
+    else:
+        where, first = str(tensor.device), tensor.data_ptr()
+    return where, first, first + (last + 1) * tensor.element_size()
+
+
+def _copies(values: dict[str, torch.Tensor], parallel: bool) -> dict[str, torch.Tensor]:
+    """Copies of ``values``, in symmetric memory if ``parallel``; of several, as views of one copy of their memory."""
     import torch
 
     from pk.runtime.api import empty
 
-    if name in kernel.signature.constants:
-        return value
-    if isinstance(value, list):
-        value = value[rank]
-    elif callable(value) and not isinstance(value, torch.Tensor):
-        value = value(rank)
-    if not isinstance(value, torch.Tensor):
-        return value
-    if kernel.signature.tensors.get(name) == "parallel":
-        made = empty(tuple(value.shape), value.dtype)
+    made: dict[str, torch.Tensor] = {}
+    if len(values) == 1:
+        ((name, value),) = values.items()
+        made[name] = empty(tuple(value.shape), value.dtype) if parallel else torch.empty_like(value, device="cpu")
+        if not value.is_meta:
+            made[name].copy_(value)
     else:
-        made = torch.empty_like(value, device="cpu")
-    if not value.is_meta:
-        made.copy_(value)
-    elif made.numel():
-        forget(made)
+        extents = {name: _extent(value)[1:] for name, value in values.items()}
+        start = min(first for first, _ in extents.values()) // _ALLOCATION * _ALLOCATION
+        size = max(end for _, end in extents.values()) - start
+        memory = empty((size,), torch.uint8) if parallel else torch.empty(size, dtype=torch.uint8)
+        for name, value in values.items():
+            first, end = extents[name]
+            if not value.is_meta:
+                # As bytes: elements that lie in one place, as those of an expanded tensor, cannot be copied into.
+                source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(
+                    value.untyped_storage(), value.storage_offset() * value.element_size(), (end - first,), (1,)
+                )
+                memory[first - start : end - start].copy_(source)
+            at = (memory.storage_offset() + first - start) // value.element_size()
+            made[name] = torch.empty(0, dtype=value.dtype).set_(
+                memory.untyped_storage(), at, value.shape, value.stride()
+            )
+    for name, value in values.items():
+        if value.is_meta and value.numel():
+            forget(made[name])
     return made
 
 
@@ -295,7 +358,7 @@ def _check_case(case: Case, options: Options, schedules: int, pool: Pool) -> tup
     done = campaign.run(case, options.seed, schedules, pool, options.exhaustive)
     findings = done.findings
     if options.reference is not None and done.results is not None and not findings:
-        findings = campaign.distinct(_against(case, done.results, options.reference))
+        findings = campaign.distinct(_against(case, done.results, options.reference, done.schedules))
     seconds = min(options.shrink, 5 + time.monotonic() - began)
     smallest = campaign.smallest(case, findings, seconds) if options.shrink else {}
     tensors = {name: (shape, str(dtype)) for name, (shape, dtype) in case.image.shapes().items()}
@@ -307,7 +370,9 @@ def _check_case(case: Case, options: Options, schedules: int, pool: Pool) -> tup
 
 
 # -------------------------------------------------------------------------------------------------------- reference
-def _against(case: Case, results: list[Arguments], reference: Reference | dict[str, Any]) -> list[Finding]:
+def _against(
+    case: Case, results: list[Arguments], reference: Reference | dict[str, Any], schedules: int
+) -> list[Finding]:
     """A finding for each tensor that is not what ``reference`` says."""
     from pk.sim import compare
     from pk.sim.findings import Finding
@@ -316,6 +381,8 @@ def _against(case: Case, results: list[Arguments], reference: Reference | dict[s
     if callable(reference):
         before = case.image.open()
         reference = reference([{n: _tensor(v) for n, v in mine.items()} for mine in before])
+        if not isinstance(reference, dict):
+            raise errors.ArgumentError(_no_reference(reference, "the function given as reference returned"))
     uses_mma = "mma" in compare.names_of(case.kernel)
     found = []
     for name, wanted in reference.items():
@@ -330,10 +397,30 @@ def _against(case: Case, results: list[Arguments], reference: Reference | dict[s
             text = compare.against_reference(name, rank, got, _values(want), uses_mma)
             if text:
                 message = f"results of kernel `{case.kernel.name}` are not what the reference says: {text}"
-                advice = "All schedules agree, so this is no race: look at the arithmetic and the coordinates."
-                found.append(Finding("wrong-result", message, (), advice))
+                found.append(Finding("wrong-result", message, (), _wrong_anyway(case, schedules)))
                 break
     return found
+
+
+def _wrong_anyway(case: Case, schedules: int) -> str:
+    """Where to look if results are not the reference's, though nothing else was found in so many schedules."""
+    from pk.sim import compare
+
+    if compare.any_order(case.kernel):
+        return (
+            "Results of schedules were not compared, since fetch_add deals out places in order of arrival: compare "
+            "what does not depend on that order; then look at the arithmetic and the coordinates."
+        )
+    if schedules == 1:
+        return "One schedule was run: more of them tell whether all agree.  Look at the arithmetic and the coordinates."
+    return "All schedules agree, so this is no race: look at the arithmetic and the coordinates."
+
+
+def _no_reference(given: object, what: str = "reference is") -> str:
+    return (
+        f"pk.check: reference must be a dict or a function that returns one; {what} {type(given).__name__}.\n"
+        "  Pass reference={name: tensor}, with the name of the parameter that the tensor is to be compared with."
+    )
 
 
 def _tensor(value: Any) -> torch.Tensor | Any:

@@ -50,6 +50,10 @@ class Variable(Generic[T]):
         except ValueError as error:
             raise EnvError(self.name, text, str(error), str(self.default)) from None
 
+    def given(self) -> bool:
+        """Whether it is set, and not empty."""
+        return bool(os.environ.get(self.name, "").strip())
+
 
 def _switch(text: str) -> bool:
     if text.lower() in ("1", "true", "yes", "on"):
@@ -142,7 +146,8 @@ SIM_SMS = Variable(
     "PK_SIM_SMS", "number", 0, "SMs of each simulated rank; 0: the simulator chooses.", _integer(0, 1024)
 )
 SIM_STEPS = Variable(
-    "PK_SIM_STEPS", "number", 100_000_000, "Loop turns after which the simulator takes a role's loops for endless.",
+    "PK_SIM_STEPS", "number", 100_000_000,
+    "Loop turns after which the simulator takes a role's loops for endless; a `while`: 10000000 if not set.",
     _integer(1),
 )  # fmt: skip
 SEED = Variable("PK_SEED", "number", 0, "Seed of the simulator's scheduler.", _integer(0))
@@ -252,7 +257,7 @@ def table() -> str:
             shown = str(int(value)) if isinstance(value, bool) else str(value)
         except EnvError:
             shown = f"INVALID {os.environ[variable.name]!r}"
-        mark = "*" if os.environ.get(variable.name, "").strip() else " "
+        mark = "*" if variable.given() else " "
         rows.append(f"{mark} {variable.name:<20} {variable.kind:<9} {shown or '-':<12} {variable.doc}")
     rows.append("(* set in the environment)")
     for name, near in unknown().items():

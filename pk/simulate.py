@@ -144,7 +144,7 @@ def _refuse(kernel: Kernel, program: Program, call: Call, group: Group) -> None:
     """The same arguments are refused here as on a GPU, so that what runs on a laptop runs there."""
     from pk.runtime.tensormap import validate, validate_stored
 
-    env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get()  # raise if they cannot be read
+    env.TIMEOUT_S.get(), env.ENTRY_TIMEOUT_S.get(), env.DEBUG.get()  # raise if they cannot be read
     values = program.environment(call, group)
     for name, tensor in call.tensors.items():
         if tensor.device.type != "cpu":

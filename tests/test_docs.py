@@ -42,3 +42,17 @@ def test_every_public_name_is_in_the_reference() -> None:
     types = {"Function", "function", "bfloat16", "float16", "float32", "float8_e4m3", "float8_e5m2", "int32"}
     missing = [name for name in language.__all__ if name not in types and not re.search(rf"\b{name}\b", text)]
     assert not missing, f"docs/language.md does not mention {missing}"
+
+
+def test_a_newcomer_is_told_where_pk_is_before_the_first_command() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    activate = readme.index(". .venv/bin/activate")
+    assert activate < readme.index("\npython -m pk ")
+    assert "activate" in readme[readme.index("`python -m pk check FILE`") :].split("```")[0]
+    example = (ROOT / "examples" / "01_matmul_reduce_scatter.py").read_text(encoding="utf-8")
+    assert "activate" in example[example.index("Next") : example.index("python -m pk show")]
+
+
+def test_what_the_simulator_does_not_do_is_said() -> None:
+    page = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+    assert "On the simulator nothing is compiled, so `PK_DEBUG` and `PK_DUMP`" in page

@@ -239,6 +239,108 @@ def test_endless_loops(monkeypatch: pytest.MonkeyPatch) -> None:
         scalars(x, 10, 1)
 
 
+@pk.kernel
+def counted(x: pk.Global, n: int):
+    """Counts to n by a `while`."""
+    for m in pk.tasks(1):
+        k = 0
+        while k < n:
+            k = k + 1
+        pk.store(x, k, (m,))
+
+
+def test_the_limit_of_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(4, dtype=torch.int32)
+    counted(x, 1_200_000)
+    assert int(x[0]) == 1_200_000
+    monkeypatch.setattr("pk.sim.loops.WHILE_TURNS", 50)
+    counted(x, 50)
+    with pytest.raises(errors.SimulationError) as caught:
+        counted(x, 51)
+    assert str(caught.value).startswith(
+        "a `while` has not ended after 50 turns; correct its condition, or set PK_SIM_STEPS higher (such as "
+        "PK_SIM_STEPS=500)\n"
+    )
+    monkeypatch.setenv("PK_SIM_STEPS", "51")
+    counted(x, 51)
+    assert pk.check(counted, x, 51, world_size=1, schedules=1, exhaustive=True).ok
+    with pytest.raises(errors.SimulationError, match="after 51 turns"):
+        counted(x, 52)
+    found = pk.check(counted, x, 52, world_size=1, schedules=1, exhaustive=True)
+    assert not found.ok
+    assert "after 51 turns" in str(found)
+
+
+def test_variables_of_the_device_are_read_on_the_simulator_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("9", "x"):
+        monkeypatch.setenv("PK_DEBUG", text)
+        with pytest.raises(errors.EnvError, match="whole number from 0 to 7"):
+            counted(torch.zeros(4, dtype=torch.int32), 1)
+
+
+@pk.kernel
+def doubled(x: pk.Global, y: pk.Global):
+    """Any strides: direct reads and writes."""
+    for m in pk.tasks(1):
+        pk.store(y, pk.load(x, (m, 0), (4, 8)) * 2.0, (m, 0))
+
+
+@pk.kernel
+def moved(x: pk.Global, y: pk.Global):
+    """The same by TMA."""
+    p = pk.pipeline(2, t=pk.shared((4, 8), x.dtype))
+    for m in pk.tasks(1):
+        with pk.loader():
+            with p.fill() as s:
+                pk.load_async(s.t, x, (m, 0))
+        with pk.consumer():
+            with p.drain() as s:
+                t = pk.load(s.t)
+            pk.store(y, t, (m, 0))
+
+
+def test_direct_reads_and_writes_take_any_strides() -> None:
+    x = torch.arange(64.0).view(8, 8)
+    for a, b in ((x[::2], torch.zeros(8, 8).t()[::2]), (x.t()[:4], torch.zeros(4, 16)[:, ::2])):
+        doubled(a, b)
+        assert torch.equal(b, 2 * a)
+    with pytest.raises(errors.ArgumentError, match="not contiguous in its last dimension"):
+        moved(x.t()[:4], torch.zeros(4, 8))
+    # On the device the same operations compute addresses from strides that are parameters, the last one too.
+    assert "x_stride_cols" in doubled.source(x=pk.float32, y=pk.float32)
+
+
+@pk.kernel
+def unwritten(x: pk.Global):
+    for m in pk.tasks(1):
+        with pk.consumer():
+            ...
+
+
+@pk.kernel
+def summed(x: pk.Global):
+    """A deep expression: 77 sums."""
+    for m in pk.tasks(1):
+        t = pk.load(x, (0, 0), (1, 64))
+        t = (
+            t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t
+            + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t
+            + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t + t
+        )  # fmt: skip
+        pk.store(x, t, (0, 0))
+
+
+def test_dots_are_an_empty_body() -> None:
+    unwritten(torch.zeros(4))
+
+
+def test_a_deep_expression_is_simulated_and_emitted() -> None:
+    x = torch.ones(1, 64)
+    summed(x)
+    assert torch.equal(x, torch.full((1, 64), 78.0))
+    assert "store" in summed.source(x=pk.float32)
+
+
 def test_shapes_of_signals() -> None:
     x = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(errors.ArgumentError) as caught:

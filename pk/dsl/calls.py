@@ -166,6 +166,9 @@ def _tasks(r: Expressions, a: Arguments, span: ir.Span) -> TasksValue:
     elif group.value < 1:
         raise errors.WrongOperand(f"group={group.value}", span, "It must be at least 1.")
     extents = tuple(e if isinstance(e, RanksFrom) else integer("an extent of pk.tasks", e, span) for e in a["extents"])
+    for e in extents:
+        if isinstance(e, ir.Const) and e.value < 0:
+            raise errors.WrongOperand(f"pk.tasks with extent {e.value}", span, "It must be at least 0.")
     return TasksValue(extents, group, dynamic, cluster)
 
 

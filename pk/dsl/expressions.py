@@ -53,7 +53,7 @@ COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.NotIn: ("not in", lambda x, y: x not in y),
 }  # fmt: skip
 
-DEEPEST = 80  # levels of an expression
+DEEPEST = 100  # levels of an expression: Python's parser, which reads the simulator's text, stops at 200
 
 DIMS = {"cols": -1, "rows": -2, "depth": -3, "batch": -4}
 
@@ -85,12 +85,13 @@ class Expressions(Scope):
         what = what or f"`{_words(type(node).__name__)}` is not part of the kernel language"
         return errors.UnsupportedSyntax(what, self.span(node), advice or ADVICE.get(type(node), "Write it without."))
 
-    def bad_return(self, where: str) -> errors.UnsupportedSyntax:
-        """The error for the `return` that was read last, which stands in ``where``; to be raised."""
-        assert self.returned is not None
-        kernel = "Drop it, and guard what would follow with an `if`: a kernel ends when all of its statements are done."
+    def no_return(self, flow: str | None, where: str) -> None:
+        """Raise UnsupportedSyntax if ``flow``, by which a block in ``where`` ended, is the `return` read last."""
+        if flow != "return" or self.returned is None:
+            return
+        kernel = "Drop it, and guard what would follow with an `if`: a kernel ends when all its statements are done."
         advice = kernel if self.frame.caller is None else "Return once, at the end of the helper."
-        return self.unsupported(self.returned, f"`return` in {where}", advice)
+        raise self.unsupported(self.returned, f"`return` in {where}", advice)
 
     def eval(self, node: ast.expr) -> Any:
         """The value of an expression."""

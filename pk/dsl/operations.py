@@ -153,8 +153,17 @@ def _signal(r: Expressions, a: Arguments, span: ir.Span) -> None:
         vectors.signal(r, a, span)
         return
     r.b.require("signal", span)
-    to, by = integer("the rank", a["rank"], span), integer("the value", a["value"], span)
+    to, by = integer("the rank", a["rank"], span), _amount("signal", a["value"], span)
     r.b.emit(ir.Do("signal", (_counter(a["sig"], a["index"], span), to, by), (), span))
+
+
+def _amount(op: str, given: Any, span: ir.Span) -> ir.Expr:
+    """How much is signalled or waited for; a constant must make sense."""
+    value = integer("the value", given, span)
+    if isinstance(value, ir.Const) and value.value < (0 if op == "wait" else 1):
+        advice = "A counter is never below 0." if op == "wait" else "Counters only grow: add at least 1."
+        raise errors.WrongOperand(f"pk.{op} with value {value.value}", span, advice)
+    return value
 
 
 def _counted(op: str) -> Handler:
@@ -163,7 +172,7 @@ def _counted(op: str) -> Handler:
             vectors.wait(r, a, span)
             return
         r.b.require(op, span)
-        value = integer("the value", a["value"], span)
+        value = _amount(op, a["value"], span)
         r.b.emit(ir.Do(op, (_counter(a["sig"], a["index"], span), value), (), span))
 
     return handler

@@ -175,8 +175,7 @@ class Reader(Expressions):
         before = dict(self.frame.names)
         with self.b.nested() as block:
             flow = self.block(stmts)
-        if flow == "return":
-            raise self.bad_return("a run-time branch")
+        self.no_return(flow, "a run-time branch")
         if flow == "continue":
             raise self._bad_continue(stmt)
         self.leave(before, "It is first bound inside a branch and ends with it: bind `{name}` before the `if`.")
@@ -247,8 +246,7 @@ class Reader(Expressions):
             self._assign_loop_names(stmt.target, value)
             with self._tail(True):
                 flow = self.block(stmt.body)
-            if flow == "return":
-                raise self.bad_return("a loop")
+            self.no_return(flow, "a loop")
         names = _target_names(stmt.target)
         after = self.frame.names
         self.leave({n: after[n] for n in before if n in after}, _GONE_LOOP, names, ended=False)
@@ -298,8 +296,7 @@ class Reader(Expressions):
                 self.assign(name, value, self.span(stmt.target))
         with self._tail(True):
             flow = self.block(stmt.body)
-        if flow == "return":
-            raise self.bad_return("a loop")
+        self.no_return(flow, "a loop")
 
     def _tasks(self, stmt: ast.For, over: TasksValue) -> None:
         span = self.span(stmt)
@@ -368,8 +365,7 @@ class Reader(Expressions):
         made = ir.Role(role.kind, (), role.warpgroups, span, role.teams, role.stagger)
         with self.b.in_role(made) as block:
             flow = self._with(rest, stmt)
-        if flow is not None:  # a return: `continue` is refused where it stands
-            raise self.bad_return("a role block")
+        self.no_return(flow, "a role block")
         self.b.emit(replace(made, body=tuple(block)))
         self.leave(
             before, f"It is private to the {role.kind} that bound it: compute `{{name}}` in shared code, or again here."
@@ -384,8 +380,7 @@ class Reader(Expressions):
         self.b.begin()
         before = dict(self.frame.names)
         with self.b.in_communicator() as block:
-            if self._with(rest, stmt) is not None:
-                raise self.bad_return("the communicator")
+            self.no_return(self._with(rest, stmt), "the communicator")
         self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
         self.leave(before, "It belongs to the communicator: compute `{name}` at the top of the kernel, or again here.")
 
@@ -468,12 +463,13 @@ class Reader(Expressions):
                 )
             caller = caller.caller
         outer, self.frame = self.frame, frame
+        deep, self._deep = self._deep, 0
         try:
             yield frame
         except errors.CompileError as e:
             raise e.called_at(span) from None
         finally:
-            self.frame = outer
+            self.frame, self._deep = outer, deep
 
     def _parameter(self, name: str, value: Any, span: ir.Span) -> None:
         """Bind an argument: by reference, but what would have to be computed again gets a variable."""

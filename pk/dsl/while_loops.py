@@ -41,8 +41,7 @@ def read_while(r: Reader, stmt: ast.While) -> None:
             flow = r.block(stmt.body)
         for s in head:
             r.b.emit(s)
-    if flow == "return":
-        raise r.bad_return("a loop")
+    r.no_return(flow, "a loop")
     spin(cond, tuple(block), span)
     for s in head:
         r.b.emit(s)

@@ -74,6 +74,7 @@ class Checker:
         self.races.issued(op)
         self.written.issued(op)
         self.windows.issued(op)
+        self.unheard.issued(op)
 
     def done(self, op: Operation) -> None:
         """``op`` has taken effect, and makes no more accesses."""

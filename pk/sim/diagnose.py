@@ -107,7 +107,7 @@ class _Case:
         name = f"{s.counter.name}{indexed(s.counter)} of rank {rank}"
         lines = signal_lines(self.kernel, s.counter.name)
         if total:
-            each = f" (from {_sentence(lines)})" if lines else ""
+            each = f" (from {sentence(lines)})" if lines else ""
             message = f"{name} never reaches {s.needed}: all signals together make {total}{each}"
             advice = f"Wait for {total}, or signal {name} {s.needed - total} more."
             return message, "bad-count", (s.place(), *map(_giver, gifts[: SHOWN - 1])), advice
@@ -125,10 +125,10 @@ class _Case:
             if counter.name == name and value:
                 went[at != rank, at, counter.index] = value
         if not went:
-            return f"the signal to `{name}` ({_sentence(lines)}) is never reached"
+            return f"the signal to `{name}` ({sentence(lines)}) is never reached"
         shown = [f"{name}{_index(index)} of rank {at} ({value})" for (_, at, index), value in sorted(went.items())]
         more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-        return f"the signals to `{name}` ({_sentence(lines)}) go to {', '.join(shown[:SHOWN])}{more}"
+        return f"the signals to `{name}` ({sentence(lines)}) go to {', '.join(shown[:SHOWN])}{more}"
 
     def _dry(self, s: Stuck) -> Cause:
         """A stage that nobody publishes or frees any more."""
@@ -303,5 +303,6 @@ def _task(task: tuple[tuple[str, int], ...]) -> str:
     return "task " + ", ".join(f"{name}={value}" for name, value in task)
 
 
-def _sentence(lines: list[int]) -> str:
+def sentence(lines: list[int]) -> str:
+    """``line 3`` or ``lines 3, 5``."""
     return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from pk.sim.machine import Arrival, Operation, Role, Site, Window
 from pk.sim.values import Array
 
@@ -37,10 +39,7 @@ class DirectStore(Operation):
         )
         launch.done(self)
         del role.open_stores[self.ident]
-        for arrival in self.releases:
-            arrival.after -= 1
-            if not arrival.after:
-                launch.schedule.add(arrival)
+        launch.let_go(self.releases)
 
 
 def put(role: Role, site: Site, window: Window, values: Array, shape: tuple[int, ...]) -> None:
@@ -54,7 +53,13 @@ def put(role: Role, site: Site, window: Window, values: Array, shape: tuple[int,
 
 
 def see(role: Role, tensor: str) -> None:
-    """Before ``role`` reads ``tensor``: its own earlier stores to it have landed."""
+    """Before ``role`` reads ``tensor``: its own earlier stores to it, by this name or another, have landed."""
     for store in list(role.open_stores.values()):
-        if isinstance(store, DirectStore) and store.window.tensor == tensor:
+        if isinstance(store, DirectStore) and (store.window.tensor == tensor or _meets(store, tensor)):
             store.step()
+
+
+def _meets(store: DirectStore, tensor: str) -> bool:
+    """Whether ``tensor`` may lie in the memory that ``store`` writes: two parameters may be given one tensor."""
+    launch, rank = store.role.launch, store.window.ranks[0]
+    return np.may_share_memory(launch.buffer(rank, tensor).array, launch.buffer(rank, store.window.tensor).array)

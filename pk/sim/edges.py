@@ -19,17 +19,17 @@ import numpy as np
 
 from pk.ir import nodes as ir
 from pk.ir.split import statements, walk
-from pk.sim.diagnose import counters_in, indexed, signal_lines, signalling, synchronised
+from pk.sim.diagnose import counters_in, indexed, sentence, signal_lines, synchronised
 from pk.sim.direct import DirectStore
 from pk.sim.findings import Finding, Place
-from pk.sim.machine import Load, Store
+from pk.sim.machine import Arrival, Load, Store
 from pk.sim.memory import clip, fit
 from pk.sim.ops_vectors import Scatter
 
 if TYPE_CHECKING:
     from pk.sim.machine import Launch, Operation, Role
     from pk.sim.memory import Access
-    from pk.sim.parts import Counter, Site, Window
+    from pk.sim.parts import Counter, CounterRef, Site, Window
 
 Report = Callable[[Finding], None]
 
@@ -208,18 +208,44 @@ def _place(role: Role, site: Site, what: str) -> Place:
 class Unheard:
     """Signals that nobody waits for.
 
-    An array for which the kernel has no wait at all; and a counter that ends above all that was ever waited for,
-    though its neighbours, on the same rank, end exactly where they were waited for.
+    An array for which the kernel has no wait at all; a counter that ends above all that was ever waited for, though its
+    neighbours, on the same rank, end exactly where they were waited for; and a rank that arrives twice at one barrier.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._asked: dict[Counter, tuple[int, Role, Site]] = {}  # the largest wait of each
+        self._first: dict[str, Place] = {}  # signal of each array
+        self._met: dict[tuple[int, CounterRef], Place] = {}  # who arrived at a barrier first, by its rank
+        self._twice: set[str] = set()  # arrays of barriers that are reported
 
     def launch_begin(self, kernel: ir.Kernel) -> None:
         """Nobody has waited yet."""
         self._kernel = kernel
         self._asked.clear()
+        self._first.clear()
+        self._met.clear()
+        self._twice.clear()
+
+    def issued(self, op: Operation) -> None:
+        """A signal is on its way."""
+        if not isinstance(op, Arrival):
+            return
+        if op.ref.signals not in self._first:
+            what = f"adds {op.value} to {_named(op.ref)} of rank {op.target}"
+            self._first[op.ref.signals] = _place(op.role, op.site, what)
+        if op.site.op == "barrier" and op.target == op.rank:
+            place = _place(op.role, op.site, f"arrives at {_named(op.ref)}")
+            first = self._met.setdefault((op.rank, op.ref), place)
+            if first is not place and op.ref.signals not in self._twice:
+                self._twice.add(op.ref.signals)
+                message = (
+                    f"rank {op.rank} arrives twice at the barrier {_named(op.ref)} in one launch: the second time it "
+                    "waits for nobody, because the counter is there already"
+                )
+                advice = f"Give each barrier a counter of its own: `{op.ref.signals}` with one more dimension."
+                places = (first, place) if first.span != place.span else (place,)
+                self._report(Finding("lost-signal", message, places, advice))
 
     def wait_done(self, role: Role, counter: Counter, needed: int, site: Site) -> None:
         """A wait for signals is over."""
@@ -233,26 +259,15 @@ class Unheard:
         if not launch.running:
             heard = waited_for(self._kernel)
             counters = [(c, rank) for c, rank in launch.counters() if c.value]
-            self._never(launch, [(c, rank) for c, rank in counters if c.name not in heard])
+            self._never({c.name for c, _ in counters if c.name not in heard})
             self._surplus(counters)
         self._asked.clear()
 
-    def _never(self, launch: Launch, counters: list[tuple[Counter, int]]) -> None:
-        for name in sorted({c.name for c, _ in counters}):
-            counter, rank = next((c, r) for c, r in counters if c.name == name)
-            s = next(signalling(self._kernel, name))
-            lines = ", ".join(map(str, signal_lines(self._kernel, name)))
-            message = f"nobody waits for `{name}`, which is signalled at line {lines}"
-            what = f"adds to {name}{indexed(counter)} of rank {rank}, which ends at {counter.value}"
-            inside = {
-                b.kind
-                for _, body in self._kernel.classes
-                for b in statements(body)
-                if isinstance(b, ir.Role) and any(t is s for t in statements(b.body))
-            }
-            role = next(r for r in launch.roles if r.rank == rank and (not inside or r.kind in inside))
+    def _never(self, names: set[str]) -> None:
+        for name in sorted(names):
+            place = self._first[name]
+            message = f"nobody waits for `{name}`, which is signalled at {sentence(signal_lines(self._kernel, name))}"
             advice = f"Wait for `{name}` before what it announces is used, or leave the signal out."
-            place = Place(rank, role.block, role.kind, what, s.span)
             self._report(Finding("lost-signal", message, (place,), advice))
 
     def _surplus(self, counters: list[tuple[Counter, int]]) -> None:
@@ -268,6 +283,10 @@ class Unheard:
                 advice = f"Wait for {c.value}, or find the signal too many."
                 place = _place(role, site, f"waits for {c.name}{indexed(c)} >= {needed}")
                 self._report(Finding("lost-signal", message, (place,), advice))
+
+
+def _named(ref: CounterRef) -> str:
+    return f"{ref.signals}[{', '.join(map(str, ref.index))}]" if ref.index else ref.signals
 
 
 def waited_for(kernel: ir.Kernel) -> frozenset[str]:

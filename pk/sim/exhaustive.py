@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pk import errors
 from pk.ir import nodes as ir
@@ -259,7 +259,8 @@ def _side(system: System, touch: Touch) -> Place:
     note = _note_of(system.actors[touch.actor].steps[touch.step])
     where = ", ".join(f"{a}:{b}" for a, b in touch.window or ())
     what = f"{touch.kind} of {touch.tensor}[{where}] on rank {touch.rank}"
-    return _place(note, what, _synchronised(system, touch.actor, touch.step))
+    place = _place(note, what, _synchronised(system, touch.actor, touch.step))
+    return place if touch.span is None else replace(place, span=touch.span)
 
 
 def _synchronised(system: System, actor: int, at: int) -> str:

@@ -85,14 +85,14 @@ class Image:
         return [p.shape for mine in self.ranks for p in mine.values() if isinstance(p, _Place)]
 
     def cut(self, world: int, change: Callable[[int], int]) -> Image:
-        """The first ``world`` ranks, every extent e of a tensor cut to ``change(e)``, memory unshared."""
+        """The first ``world`` ranks, every extent e of a tensor cut to ``change(e)``; shared memory stays shared."""
         args: list[Arguments] = []
         for mine in self.open()[:world]:
             small: Arguments = {}
             for name, value in mine.items():
                 if isinstance(value, SimTensor):
                     corner = value.array[tuple(slice(change(n)) for n in value.array.shape)]
-                    value = replace(value, array=np.ascontiguousarray(corner))
+                    value = replace(value, array=corner)
                 small[name] = value
             args.append(small)
         return Image.take(args)

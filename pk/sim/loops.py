@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pk import env
 from pk.sim.machine import Role, Site
+
+WHILE_TURNS = 10_000_000  # of one `while`, if PK_SIM_STEPS is not set: seconds, since each has to be run to be counted
 
 
 def turns(role: Role, left: list[int], start: int, stop: int, site: Site) -> range:
@@ -18,3 +21,16 @@ def turns(role: Role, left: list[int], start: int, stop: int, site: Site) -> ran
             f"{role.launch.turns:,} (PK_SIM_STEPS); correct its bounds, or set PK_SIM_STEPS higher",
         )
     return range(start, stop)
+
+
+def while_turns() -> int:
+    """The turns that one `while` may take: ``PK_SIM_STEPS``, or less than its default if it is not set."""
+    return env.SIM_STEPS.get() if env.SIM_STEPS.given() else WHILE_TURNS
+
+
+def endless(turns: int) -> str:
+    """The text of the error for a `while` that has taken ``turns``."""
+    return (
+        f"a `while` has not ended after {turns:,} turns; correct its condition, or set PK_SIM_STEPS higher "
+        f"(such as PK_SIM_STEPS={10 * turns})"
+    )

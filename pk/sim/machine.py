@@ -61,6 +61,7 @@ class Role:
         "kind",
         "launch",
         "of",
+        "open_signals",
         "open_stores",
         "passed",
         "pending",
@@ -96,6 +97,7 @@ class Role:
         self.started = True  # False: its block has no room on the device yet
         self.entered = launch.world == 1
         self.open_stores: dict[int, Releasing] = {}
+        self.open_signals: dict[int, Arrival] = {}
 
     def step(self) -> None:
         """Run until the next wait."""
@@ -160,26 +162,37 @@ class Role:
         self.launch.issue(store)
 
     def signal(self, site: Site, ref: CounterRef, ranks: tuple[int, ...], value: int) -> None:
-        """Issue signals: they leave when every store issued before them has landed, and arrive in any order."""
-        stores = self.released(site)
+        """Issue signals: they leave when what was issued before them is there (``released``), and arrive in any order.
+
+        Raises :class:`pk.errors.SimulationError` for a negative ``value``: counters only grow.
+        """
+        if value < 0:
+            raise self.fail(site, f"a signal adds {value} to `{ref.signals}`: counters only grow")
+        earlier = self.released(site, ref.signals)
         for rank in ranks:
-            arrival = Arrival(self, site, ref, rank, value, len(stores))
+            arrival = Arrival(self, site, ref, rank, value, len(earlier))
             self.launch.count(arrival, remote=rank != self.rank)
-            for store in stores:
-                store.releases.append(arrival)
-            if not stores:
+            self.open_signals[arrival.ident] = arrival
+            for operation in earlier:
+                operation.releases.append(arrival)
+            if not earlier:
                 self.launch.schedule.add(arrival)
 
-    def released(self, site: Site) -> list[Releasing]:
-        """The stores that the signal at ``site`` leaves after: all that are open.
+    def released(self, site: Site, signals: str = "") -> list[Releasing]:
+        """What the signal at ``site`` leaves after: all stores that are open, and the signals of other statements.
+
+        Those of its own statement may come later: signals in a row share one release (``codegen.deferred``).
 
         Two attributes, which only mutants have (``ir.mutate``), say otherwise.  ``completion=False``: bulk stores are
         not waited for.  ``scope="block"``: nothing is released beyond the thread block.
         """
-        stores = list(self.open_stores.values())
         if ("scope", "block") in site.attrs:
             return []
-        return [s for s in stores if not s.bulk] if ("completion", False) in site.attrs else stores
+        stores = list(self.open_stores.values())
+        if ("completion", False) in site.attrs:
+            return [s for s in stores if not s.bulk]
+        mine = (site.span.file, site.span.line, signals)  # as the device tells statements apart
+        return [*stores, *(a for a in self.open_signals.values() if a.statement != mine)]
 
 
 # ---------------------------------------------------------------------------------- asynchronous operations
@@ -222,7 +235,7 @@ class Load(Operation):
 
 
 class Releasing(Protocol):
-    """A store that has not landed everywhere: the signals that wait for it."""
+    """A store that has not landed everywhere, or a signal that has not arrived: the signals that wait for it."""
 
     releases: list[Arrival]
 
@@ -261,10 +274,7 @@ class Store(Operation):
             if self.role.launch.checker is not None:
                 self.role.launch.checker.done(self)
             del self.role.open_stores[self.ident]
-            for arrival in self.releases:
-                arrival.after -= 1
-                if not arrival.after:
-                    self.role.launch.schedule.add(arrival)
+            self.role.launch.let_go(self.releases)
 
 
 class Landing(Operation):
@@ -290,19 +300,28 @@ class Landing(Operation):
 
 
 class Arrival(Operation):
-    """A signal.  ``after``: stores of its role that must land before it may leave."""
+    """A signal.  ``after``: stores and signals of its role that must be there before it may leave."""
 
-    __slots__ = ("after", "ref", "site", "target", "value")
+    __slots__ = ("after", "ref", "releases", "site", "target", "value")
+    bulk: ClassVar[bool] = False
 
     def __init__(self, role: Role, site: Site, ref: CounterRef, target: int, value: int, after: int) -> None:
         self.site, self.ref, self.target, self.value, self.after = site, ref, target, value, after
+        self.releases: list[Arrival] = []
         super().__init__(role, "signal")
+
+    @property
+    def statement(self) -> tuple[str, int, str]:
+        """File and line, and the array that it adds to."""
+        return self.site.span.file, self.site.span.line, self.ref.signals
 
     def step(self) -> None:
         """Add to the counter."""
         launch = self.role.launch
         launch.done(self)
         launch.add(launch.signal_counter(self.target, self.ref), self.value, self)
+        del self.role.open_signals[self.ident]
+        launch.let_go(self.releases)
 
 
 class Begin:
@@ -421,6 +440,13 @@ class Launch:
         self.in_flight -= 1
         if self.checker is not None:
             self.checker.done(operation)
+
+    def let_go(self, signals: list[Arrival]) -> None:
+        """One of the things that ``signals`` come after is there."""
+        for arrival in signals:
+            arrival.after -= 1
+            if not arrival.after:
+                self.schedule.add(arrival)
 
     def issue(self, operation: Operation) -> None:
         """``operation`` may take effect from now on."""

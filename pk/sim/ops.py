@@ -88,7 +88,10 @@ def mma(role: Role, site: Site, acc: Array, a: SharedTile | Array, b: SharedTile
 
 # --------------------------------------------------------------------------------------------------- signals
 def signal(role: Role, site: Site, counter: CounterRef, rank: int, value: int) -> Program:
-    """Add ``value`` to ``rank``'s counter, some time after every earlier store of this role has landed."""
+    """Add ``value`` to ``rank``'s counter, some time after this role's earlier stores and signals are there.
+
+    In no order to other signals of the same statement.
+    """
     if role.peer(site, rank) != role.rank:
         yield from role.enter(site)
     role.signal(site, counter, (rank,), value)
@@ -101,7 +104,7 @@ def signal_all(role: Role, site: Site, counter: CounterRef, value: int) -> Progr
 
 
 def wait(role: Role, site: Site, counter: CounterRef, value: int) -> Program:
-    """Until this rank's counter is, or was since the wait began, at least ``value``."""
+    """Until this rank's counter is, or was since the wait began, at least ``value``; not at all for 0 and below."""
     yield role.launch.signal_counter(role.rank, counter), value, site
 
 

@@ -210,7 +210,7 @@ def wait_each(role: Role, site: Site, counters: Counters, value: Any) -> Program
 
 
 class Settled(Operation):
-    """The moment at which every earlier store of a role has landed."""
+    """The moment at which every earlier store of a role has landed, and its signals have arrived."""
 
     __slots__ = ("after", "counter")
 
@@ -224,12 +224,12 @@ class Settled(Operation):
 
 
 def fetch_add(role: Role, site: Site, ref: CounterRef, value: int) -> Generator[Wait, None, int]:
-    """Add ``value`` to this rank's counter when every earlier store of this role has landed; the value before."""
-    stores = role.released(site)
-    if stores:
-        landed: Any = Settled(role, Counter(role.launch.schedule, ref.signals, ref.index), len(stores))
-        for store in stores:
-            store.releases.append(landed)
+    """Add ``value`` to this rank's counter when this role's earlier stores and signals are there; the value before."""
+    earlier = role.released(site)
+    if earlier:
+        landed: Any = Settled(role, Counter(role.launch.schedule, ref.signals, ref.index), len(earlier))
+        for operation in earlier:
+            operation.releases.append(landed)
         yield landed.counter, 1, site
     counter = role.launch.signal_counter(role.rank, ref)
     found = counter.value

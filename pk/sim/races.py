@@ -104,7 +104,7 @@ class Races:
             for cell in shadow.cells.values():
                 for r in (cell.write, *cell.reads.values(), *cell.adds.values()):
                     if r is not None and ends[rank][r.component] < r.number:
-                        self._unfinished(shadow.buffer, r)
+                        self._unfinished(r)
 
     # ---------------------------------------------------------------------------------------- what orders
     def issued(self, op: Operation) -> None:
@@ -185,18 +185,18 @@ class Races:
         if access.buffer.block >= 0:
             window = ()  # of shared tiles there are no parts
         elif shadow.begun[0] >= 0 and not actor.follows(*shadow.begun):
-            self._early(access, Record(actor, kind, access.span, window))
+            self._early(Record(actor, kind, access.span, access.buffer, window))
         cell = shadow.cells.get(window)
         if cell is None:
             cell = shadow.new(window)
-        record = Record(actor, kind, access.span, window)
+        record = Record(actor, kind, access.span, access.buffer, window)
         found = cell.conflict(actor, kind)
         if found is not None:
-            self._race(access.buffer, found, record)
+            self._race(found, record)
         for other in cell.others:
             found = other.conflict(actor, kind)
             if found is not None:
-                self._race(access.buffer, found, record)
+                self._race(found, record)
         cell.keep(record)
 
     def _shadow(self, buffer: Buffer) -> Shadow:
@@ -212,33 +212,44 @@ class Races:
             known, begun = self._named, (buffer.rank, int(self._streams[buffer.rank][buffer.rank]))
         shadow = known.get(key)
         if shadow is None:
-            shadow = known[key] = Shadow(buffer, begun)
+            shadow = Shadow(buffer, begun)
+            if begun[0] >= 0:
+                for other in known.values():
+                    if other.begun == begun:
+                        shadow.relate(other)
+            known[key] = shadow
         self._shadows[id(buffer)] = shadow
         return shadow
 
     # ------------------------------------------------------------------------------------------------ reports
-    def _race(self, buffer: Buffer, first: Record, second: Record) -> None:
+    def _race(self, first: Record, second: Record) -> None:
         if self._known(first.span, first.offset, first.role.kind, second.span, second.offset, second.role.kind):
             return
-        places = (_place(buffer, first), _place(buffer, second))
+        places, buffer, other = (_place(first), _place(second)), first.buffer, second.buffer
         if buffer.block >= 0:
-            what = f"`{buffer.name}` of rank {buffer.rank}, block {buffer.block}"
+            what = f"`{buffer.name}` of rank {buffer.rank}, block {buffer.block} is {_past(first)} and {_past(second)}"
+        elif buffer.name != other.name:
+            what = (
+                f"`{buffer.name}` and `{other.name}` of rank {buffer.rank} share memory: `{buffer.name}` is "
+                f"{_past(first)} and `{other.name}` {_past(second)}"
+            )
         else:
-            what = f"`{buffer.name}` of rank {buffer.rank}"
-        message = f"{what} is {_past(first)} and {_past(second)}, and nothing orders the two."
+            what = f"`{buffer.name}` of rank {buffer.rank} is {_past(first)} and {_past(second)}"
+        message = f"{what}, and nothing orders the two."
         self._report(Finding("race", message, places, _advice(buffer, first, second), self.seed))
 
-    def _early(self, access: Access, record: Record) -> None:
+    def _early(self, record: Record) -> None:
         if self._known("early", record.span, record.role.kind):
             return
-        b = access.buffer
+        b = record.buffer
         message = f"`{b.name}` of rank {b.rank} is {_past(record)} before that rank is known to have begun the launch."
         advice = f"Wait for a signal of rank {b.rank} first."
-        self._report(Finding("race", message, (_place(b, record),), advice, self.seed))
+        self._report(Finding("race", message, (_place(record),), advice, self.seed))
 
-    def _unfinished(self, buffer: Buffer, record: Record) -> None:
+    def _unfinished(self, record: Record) -> None:
         if self._known("end", record.span, record.role.kind):
             return
+        buffer = record.buffer
         message = (
             f"the launch of rank {buffer.rank} may end, and `{buffer.name}` be read and overwritten by what follows, "
             f"while rank {record.role.rank} still {_present(record)} it."
@@ -247,7 +258,7 @@ class Races:
             f"Let rank {record.role.rank} signal when it is done and rank {buffer.rank} wait for that before its end, "
             "or end with exit words."
         )
-        self._report(Finding("race", message, (_place(buffer, record),), advice, self.seed))
+        self._report(Finding("race", message, (_place(record),), advice, self.seed))
 
     def _known(self, *what: object) -> bool:
         """Whether this was reported (a racy kernel shows the same race in every tile)."""
@@ -303,8 +314,8 @@ def _present(r: Record) -> str:
     return _VERBS[r.kind][1]
 
 
-def _place(buffer: Buffer, r: Record) -> Place:
-    names, values = r.task
+def _place(r: Record) -> Place:
+    (names, values), buffer = r.task, r.buffer
     part = f"[{', '.join(f'{a}:{b}' for a, b in r.window)}]" if r.window else ""
     of = "" if buffer.block >= 0 else f" of rank {buffer.rank}"
     what = f"{_present(r)} `{buffer.name}`{part}{of}{_by(r)}"

@@ -1,13 +1,20 @@
-"""What was done to a buffer so far, window by window, as far as it can still race with something."""
+"""What was done to a buffer so far, window by window, as far as it can still race with something.
+
+Two tensors that overlap in memory, and are not the same view of it, have a shadow each; a window of the one is linked
+with the windows of the other that share bytes with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
 
+import numpy as np
+
 from pk.ir import nodes as ir
 from pk.sim.clocks import Actor
 from pk.sim.memory import Buffer, Kind
+from pk.sim.values import Array
 
 Window = tuple[tuple[int, int], ...]
 
@@ -15,9 +22,13 @@ Window = tuple[tuple[int, int], ...]
 class Record:
     """One access, for comparisons and for the report."""
 
-    __slots__ = ("component", "direct", "kind", "number", "offset", "role", "span", "stage", "task", "waited", "window")
+    __slots__ = (
+        "buffer", "component", "direct", "kind", "number", "offset", "role", "span", "stage", "task", "waited",
+        "window",
+    )  # fmt: skip
 
-    def __init__(self, actor: Actor, kind: Kind, span: ir.Span, window: Window) -> None:
+    def __init__(self, actor: Actor, kind: Kind, span: ir.Span, buffer: Buffer, window: Window) -> None:
+        self.buffer = buffer  # as the access names it: another parameter may name the same memory
         self.component, self.number = actor.component, actor.number
         self.offset = actor.component - actor.program  # which of the role's components: what kind of access
         self.direct = actor.direct
@@ -29,7 +40,7 @@ class Record:
 class Cell:
     """One window.  ``write``: the last write; ``reads`` and ``adds`` after it, the last of each component.
 
-    ``others``: the cells of the buffer that overlap this one.
+    ``others``: the cells of the buffer, and of others in the same memory, that overlap this one.
     """
 
     __slots__ = ("adds", "others", "reads", "window", "write")
@@ -76,14 +87,25 @@ def _before(r: Record, actor: Actor) -> bool:
 
 
 class Shadow:
-    """The cells of one buffer.  ``begun``: the stream of its rank and its launch (-1: work space, no stream's)."""
+    """The cells of one buffer.  ``begun``: the stream of its rank and its launch (-1: work space, no stream's).
 
-    __slots__ = ("_grids", "begun", "buffer", "cells")
+    ``kin``: shadows of other views that share memory with this one; see :meth:`relate`.
+    """
+
+    __slots__ = ("_grids", "begun", "buffer", "cells", "kin")
 
     def __init__(self, buffer: Buffer, begun: tuple[int, int]) -> None:
         self.buffer, self.begun = buffer, begun
         self.cells: dict[Window, Cell] = {}
         self._grids: dict[tuple[int, ...], _Grid] = {}
+        self.kin: list[Shadow] = []
+
+    def relate(self, other: Shadow) -> None:
+        """Compare with ``other`` too, if any element of the two lies in the same memory.  Before it has cells."""
+        assert not self.cells
+        if np.shares_memory(self.buffer.array, other.buffer.array):
+            self.kin.append(other)
+            other.kin.append(self)
 
     def new(self, window: Window) -> Cell:
         """The cell of a window that was not touched before."""
@@ -97,6 +119,12 @@ class Shadow:
         if own is None:
             own = self._grids[extents] = _Grid(extents)
         own.add(cell)
+        for kin in self.kin:
+            mine = _part(self.buffer, window)
+            for other in kin.cells.values():
+                if np.shares_memory(mine, _part(kin.buffer, other.window)):
+                    cell.others.append(other)
+                    other.others.append(cell)
         return cell
 
 
@@ -134,6 +162,11 @@ class _Grid:
         else:
             near = [places[place] for place in product(*spans) if place in places]
         return [cell for cells in near for cell in cells if _overlap(cell.window, window)]
+
+
+def _part(buffer: Buffer, window: Window) -> Array:
+    part: Array = buffer.array[tuple([slice(start, stop) for start, stop in window])]
+    return part
 
 
 def _overlap(x: Window, y: Window) -> bool:

@@ -85,10 +85,10 @@ class Operands:
         """A guard: the current step has been taken."""
         return Guard(-1 - self.actor.index, self.made.length(self.actor) + 1)
 
-    def touch(self, kind: Kind, where: Where) -> None:
+    def touch(self, kind: Kind, where: Where, span: ir.Span) -> None:
         """The current step accesses memory."""
         for rank in where.ranks:
-            self.made.touch(self.actor, self.made.length(self.actor), kind, rank, where.tensor, where.window)
+            self.made.touch(self.actor, self.made.length(self.actor), kind, rank, where.tensor, where.window, span)
 
     def enter(self, ranks: tuple[int, ...], span: ir.Span) -> None:
         """Before the first access to a peer: every rank must be known to have begun."""
@@ -144,7 +144,7 @@ class Operands:
             source = self.memory(e.operands[0], shape, e.span)
             self.enter(source.ranks, e.span)
             self.see(source.tensor, e.span)
-            self.touch("read", source)
+            self.touch("read", source, e.span)
             return UNKNOWN
         if e.op == "fetch_add":
             return self.fetch_add(e)
@@ -330,7 +330,7 @@ def _reduce(role: Operands, s: ir.Do) -> None:
     role.enter(everyone, s.span)
     for tensor in {source.tensor, target.tensor}:
         role.see(tensor, s.span)
-    role.touch("read", Where(source.tensor, everyone, source.window))
+    role.touch("read", Where(source.tensor, everyone, source.window), s.span)
     role.put(target, s)
 
 

@@ -73,6 +73,7 @@ class Touch:
     rank: int
     tensor: str
     window: Window | None
+    span: ir.Span | None = None  # where, if not at the place of the step (which may begin with a wait)
 
 
 class Skeleton:
@@ -125,9 +126,12 @@ class Skeleton:
         """How many steps an actor has so far."""
         return self._lengths.get(actor.index, 0)
 
-    def touch(self, actor: Actor, step: int, kind: Kind, rank: int, tensor: str, window: Window | None) -> None:
+    def touch(
+        self, actor: Actor, step: int, kind: Kind, rank: int, tensor: str, window: Window | None,
+        span: ir.Span | None = None,
+    ) -> None:  # fmt: skip
         """Note that a step accesses memory; ``window`` None: nobody knows where."""
-        self.touches.append(Touch(actor.index, step, kind, rank, tensor, window))
+        self.touches.append(Touch(actor.index, step, kind, rank, tensor, window, span))
 
     def operation(self, name: str, drafts: list[Draft]) -> Actor:
         """A new actor with these steps."""

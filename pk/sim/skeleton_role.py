@@ -9,6 +9,7 @@ from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.order import coordinate
 from pk.ir.split import statements
+from pk.sim.loops import endless, while_turns
 from pk.sim.skeleton_ops import DOES, Operands, Wanted
 from pk.sim.skeleton_parts import Key, Place, Skeleton
 from pk.sim.skeleton_values import UNKNOWN
@@ -93,6 +94,7 @@ class RoleWalk(Operands):
 
     def conditional_loop(self, s: ir.While) -> None:
         """Turns while the condition holds."""
+        most = while_turns()
         for turn in itertools.count():
             cond = self.value(s.cond)
             if cond is UNKNOWN:
@@ -100,8 +102,8 @@ class RoleWalk(Operands):
                 return
             if not cond:
                 return
-            if turn > 1_000_000:
-                raise errors.SimulationError("a `while` has not ended after 1,000,000 turns", s.span, self.where())
+            if turn >= most:
+                raise errors.SimulationError(endless(most), s.span, self.where())
             self.block(s.body)
 
     def tasks(self, s: ir.Tasks) -> None:

@@ -23,11 +23,10 @@ from pk.ir.split import slice_role
 from pk.ir.types import Scalar, Tile
 from pk.sim import bounds, ops, ops_vectors
 from pk.sim.claims import next_task
-from pk.sim.loops import turns
+from pk.sim.loops import endless, turns, while_turns
 from pk.sim.machine import Program, Role, Site
 from pk.sim.values import single
 
-MAX_TURNS = 1_000_000  # of a `while`
 WAITING = frozenset(name for name, meaning in ops.MEANING.items() if inspect.isgeneratorfunction(meaning))
 """Ops whose meaning is a generator."""
 
@@ -75,6 +74,8 @@ class _Writer:
             "coordinate": coordinate,
             "next_task": next_task,
             "turns": turns,
+            "while_turns": while_turns,
+            "endless": endless,
             "prod": math.prod,
             "check_bounds": bounds.check,
             "inf": math.inf,
@@ -202,11 +203,11 @@ class _Writer:
     def conditional_loop(self, s: ir.While) -> None:
         """A ``while``, which must end: it has no waits that could do without it."""
         turns, site = self.variable(f"turns {len(self.lines)}"), self.site("while", "", s.span)
-        self.line(f"{turns} = 0")
+        self.line(f"{turns}, most = 0, while_turns()")  # no name of the user is so: see `variable`
         with self.indented(f"while {self.expression(s.cond)}:"):
             self.line(f"{turns} += 1")
-            with self.indented(f"if {turns} > {MAX_TURNS}:"):
-                self.line(f"raise role.fail({site}, 'a `while` has not ended after {MAX_TURNS:,} turns')")
+            with self.indented(f"if {turns} > most:"):
+                self.line(f"raise role.fail({site}, endless(most))")
             self.block(s.body)
 
     def stage(self, s: ir.Stage) -> None:

@@ -20,14 +20,13 @@ import inspect
 import json
 import runpy
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pk import env, errors
 from pk.checking import Check, checking
 from pk.runtime.spawn import spawn
+from pk.tools import output
 
 _DEFAULT_WORLD = 4
 _RANK_OPTIONS = ("--ranks", "--world-size", "--world_size", "--world")  # by which programs take the number of ranks
@@ -62,21 +61,21 @@ def main(options: argparse.Namespace) -> int:
     """Check, print the report, and return the exit status."""
     text = options.format == "text"
     done: list[Check] = []
+    stdout = sys.stdout  # where the report goes, although the program's own output is sent elsewhere
 
     def tell(check: Check) -> None:
         done.append(check)
         if text:
-            print(check, flush=True)
+            output.put(str(check), stdout)
 
     problem = ""
-    stdout = sys.stdout
     try:
         program = _program(options.file, options.world_size, options.rest)
         settings = {"PK_BACKEND": "sim"} | ({"PK_SIM_SMS": str(options.sms)} if options.sms else {})
         how = {name: getattr(options, name) for name in ("schedules", "seed", "strict", "exhaustive")}
-        checks = checking(**how, tell=lambda made: _on(stdout, tell, made))
+        checks = checking(**how, tell=tell)
         with env.overriding(**settings), checks, contextlib.redirect_stdout(sys.stderr):
-            problem = _run(program)
+            problem = _run(program, options.file)
         if not done and not problem:
             problem = f"{options.file} launched no kernel in this process, so nothing was checked."
         problem = problem or _other_world(done, options)
@@ -91,18 +90,13 @@ def main(options: argparse.Namespace) -> int:
             "file": options.file, "ok": status == 0, "error": problem or None,
             "launches": [check.as_json() for check in done],
         }  # fmt: skip
-        print(json.dumps(report, indent=2))
+        output.put(json.dumps(report, indent=2), stdout)
     elif problem:
-        print(problem, file=sys.stderr)
+        output.put(problem, sys.stderr)
     if text and findings:
         _replay(done, options)
+    output.drop_unread()
     return status
-
-
-def _on(stdout: Any, tell: Callable[[Check], None], made: Check) -> None:
-    """Print a result where the report goes, although the program's own output is sent elsewhere."""
-    with contextlib.redirect_stdout(stdout):
-        tell(made)
 
 
 def _replay(done: list[Check], options: argparse.Namespace) -> None:
@@ -111,7 +105,8 @@ def _replay(done: list[Check], options: argparse.Namespace) -> None:
         more = "".join(f" --{n} {v}" for n, v in (("world-size", options.world_size), ("sms", options.sms)) if v)
         strict = " --strict" if options.strict else ""
         rest = f" -- {' '.join(options.rest)}" if options.rest else ""
-        print(f"\nreplay: python -m pk check {options.file}{more}{strict} --seed {seed} --schedules 1{rest}")
+        command = f"python -m pk check {options.file}{more}{strict} --seed {seed} --schedules 1{rest}"
+        output.put(f"\nreplay: {command}", sys.stdout)
 
 
 def _other_world(done: list[Check], options: argparse.Namespace) -> str:
@@ -128,10 +123,10 @@ def _other_world(done: list[Check], options: argparse.Namespace) -> str:
 # ------------------------------------------------------------------------------------------------------ the program
 def _program(where: str, world: int | None, rest: list[str]) -> Callable[[], object]:
     """What to run.  Raises :class:`pk.errors.ArgumentError` if there is no such file or function."""
-    place, colon, name = where.rpartition(":")
-    if not colon or not place.endswith(".py"):
-        place, name = where, ""
+    place, name = _place(where)
     path = Path(place)
+    if path.is_dir():
+        raise errors.ArgumentError(f"{place} is a folder.\n  Name a Python program in it: {path / 'program.py'}.")
     if not path.is_file():
         raise errors.ArgumentError(f"There is no file {place}.")
     if not name:
@@ -190,7 +185,13 @@ def _function(path: Path, name: str, world: int) -> None:
             function()
 
 
-def _run(program: Callable[[], object]) -> str:
+def _place(where: str) -> tuple[str, str]:
+    """File and function (or "") of ``FILE[:FUNCTION]``."""
+    place, colon, name = where.rpartition(":")
+    return (place, name) if colon and place.endswith(".py") else (where, "")
+
+
+def _run(program: Callable[[], object], where: str) -> str:
     """Run it; why it failed, or nothing.  A launch without results has ended it: that is no failure of its own."""
     try:
         program()
@@ -200,14 +201,20 @@ def _run(program: Callable[[], object]) -> str:
     except errors.PkError as error:
         if not isinstance(error, errors.CheckError) and not isinstance(error.__cause__, errors.CheckError):
             return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  whatever the program raises is told, and is no finding
-        return "The program failed:\n" + traceback.format_exc().rstrip()
+    except BrokenPipeError:
+        output.drop_unread()
+        return "The program failed: nobody reads what it prints any more."
+    except Exception as error:  # noqa: BLE001  whatever the program raises is told, and is no finding
+        return "The program failed:\n" + output.failure(error, Path(_place(where)[0]))
     return ""
 
 
 def _number(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value

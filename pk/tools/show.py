@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pk.errors import ArgumentError
-from pk.kernel import Kernel, spec
+from pk.errors import ArgumentError, PkError
+from pk.kernel import Kernel, Spec, as_dtype, spec
+from pk.tools import output
 
 STAGES = ("ir", "plan", "cuda", "ptx", "sass", "resources")
 
@@ -70,12 +71,18 @@ def find(where: str) -> Kernel:
     if name in found:
         return found[name]
     listing = ", ".join(found) or "no kernel"
-    asked = f"no kernel `{name}`" if name else "more than one kernel, or none"
+    if not found:
+        raise ArgumentError(
+            f"{place} has no kernel.\n  A kernel is a function under @pk.kernel, at the top of the file."
+        )
+    asked = f"no kernel `{name}`" if name else "more than one kernel"
     raise ArgumentError(f"{place} has {asked}; it has {listing}.\n  python -m pk show {place}:NAME")
 
 
 def _module(place: str) -> ModuleType:
     path = Path(place)
+    if path.is_dir():
+        raise ArgumentError(f"{place} is a folder.\n  Name a Python file in it, or a module.")
     if path.suffix != ".py":
         try:
             return importlib.import_module(place)
@@ -92,6 +99,10 @@ def _module(place: str) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))  # the file may import its neighbours, as when it is run
     try:
         found.loader.exec_module(module)
+    except PkError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever the file raises is told
+        raise ArgumentError(f"{place} cannot be loaded:\n{output.failure(error, path)}") from None
     finally:
         sys.path.pop(0)
     return module
@@ -106,10 +117,21 @@ def _arguments(kernel: Kernel, options: argparse.Namespace) -> dict[str, Any]:
         ndim = ndims.get(name, "2")
         if not ndim.isdigit():
             raise ArgumentError(f"--ndim {name}={ndim}: not a number of dimensions.")
-        given[name] = spec(dtypes.get(name, "bfloat16"), int(ndim))
+        given[name] = _spec(name, dtypes.get(name, "bfloat16"), int(ndim))
     for name, value in _pairs(options.constants, "-D", constants, kernel.name).items():
         given[name] = _literal(value)
     return given
+
+
+def _spec(name: str, dtype: str, ndim: int) -> Spec:
+    try:
+        as_dtype(dtype, name)
+    except ArgumentError as error:
+        raise ArgumentError(f"--dtype {name}={dtype}: {error}") from None
+    try:
+        return spec(dtype, ndim)
+    except ArgumentError:
+        raise ArgumentError(f"--ndim {name}={ndim}: pk's tensors have 1 to 4 dimensions.") from None
 
 
 def _pairs(texts: list[str], flag: str, known: Any, kernel: str) -> dict[str, str]:

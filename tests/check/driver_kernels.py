@@ -29,6 +29,33 @@ def push_early(x: pk.Global, out: pk.Global, B: pk.constexpr = 16):  # the signa
 
 
 @pk.kernel
+def backwards(x: pk.Global, y: pk.Global, B: pk.constexpr = 64):  # (1, n * B) both: y := the tiles of x, backwards
+    n = pk.cdiv(x.cols, B)
+    for i in pk.tasks(n):
+        pk.store(y, pk.load(x, (0, n - 1 - i), (1, B)), (0, i))
+
+
+@pk.kernel
+def backwards_everywhere(x: pk.Parallel, y: pk.Global, B: pk.constexpr = 64):
+    n = pk.cdiv(x.cols, B)
+    for i in pk.tasks(n):
+        pk.store(y, pk.load(x[pk.rank()], (0, n - 1 - i), (1, B)), (0, i))
+
+
+@pk.kernel
+def doubled(x: pk.Global, y: pk.Global, B: pk.constexpr = 64):  # y := 2 x, (m, n)
+    for i, j in pk.tasks(x.rows, pk.cdiv(x.cols, B)):
+        pk.store(y, pk.load(x, (i, j), (1, B)) * 2.0, (i, j))
+
+
+@pk.kernel
+def arrivals(x: pk.Global, out: pk.Global, B: pk.constexpr = 16):  # tiles of x, in the order in which they come
+    count = pk.signals(1)
+    for i in pk.tasks(pk.cdiv(x.cols, B)):
+        pk.store(out, pk.load(x, (0, i), (1, B)), (0, pk.fetch_add(count, 0, 1)))
+
+
+@pk.kernel
 def in_order(x: pk.Global, out: pk.Global, B: pk.constexpr = 16):
     """Ends only if task 0 comes first: a deadlock of some schedules."""
     count, never = pk.signals(1), pk.signals(1)

@@ -7,8 +7,6 @@ import json
 import pickle
 import re
 import runpy
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,6 +263,34 @@ def test_results_are_compared_with_a_reference() -> None:
         check({"nothing": right})
 
 
+@pytest.mark.parametrize(
+    ("kernel", "schedules", "says"),
+    [(kernels.doubled, 3, "All schedules agree"), (kernels.doubled, 1, "One schedule was run"),
+     (kernels.arrivals, 3, "were not compared, since fetch_add")],
+)  # fmt: skip
+def test_schedules_agree_only_if_they_were_compared(kernel: Any, schedules: int, says: str) -> None:
+    x = torch.arange(64.0).view(1, -1)
+    wrong = {"out" if kernel is kernels.arrivals else "y": torch.full((1, 64), -1.0)}
+    check = pk.check(kernel, x, ZEROS, world_size=1, schedules=schedules, reference=wrong)
+    (finding,) = check.findings
+    assert finding.kind == "wrong-result"
+    assert says in finding.advice
+    assert ("agree, so this is no race" in str(check)) == (says == "All schedules agree")
+
+
+def test_a_reference_is_a_dict_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 64)
+    with pytest.raises(pk.ArgumentError, match=r"the function given as reference returned Tensor"):
+        pk.check(kernels.doubled, x, x.clone(), world_size=1, schedules=1, reference=lambda ranks: ranks[0]["x"])
+
+    def started(*_: Any) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr("pk.runtime.spawn.spawn", started)
+    with pytest.raises(pk.ArgumentError, match=r"reference must be a dict or a function .* is Tensor"):
+        pk.check(kernels.doubled, x, x, world_size=1, reference=x)  # type: ignore[arg-type]
+
+
 def test_memory_that_nobody_has_written() -> None:
     fresh = torch.empty(64, 64, device="meta")
     check = pk.check(kernels.add_up, torch.rand(64, 64), fresh, world_size=2, schedules=3)
@@ -464,15 +490,6 @@ def test_equal_launches_get_fewer_schedules(tmp_path: Path, capsys: pytest.Captu
     status, out, err = command(capsys, str(path), "--schedules", "20", "--format", "json")
     assert status == 0, err
     assert [launch["schedules"] for launch in json.loads(out)["launches"]] == [20, 2, 2]
-
-
-def test_the_readme_example_from_a_shell() -> None:
-    command = [
-        sys.executable, "-m", "pk", "check", "examples/01_matmul_reduce_scatter.py:run_small", "--format", "json",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"].startswith("ArgumentError: examples/01_matmul_reduce_scatter.py has no")
 
 
 def test_a_parameter_that_is_called_as_an_option_of_a_call() -> None:

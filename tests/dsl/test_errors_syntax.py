@@ -36,6 +36,9 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "return_value": (errors.UnsupportedSyntax, "return c"),
     "return_in_branch": (errors.UnsupportedSyntax, "x = early(c.rows)"),
     "recursion": (errors.UnsupportedSyntax, "x = again(c.rows)"),
+    "return_in_tasks": (errors.UnsupportedSyntax, "for m in pk.tasks(c.rows):\n    n = m\n    return"),
+    "return_in_role": (errors.UnsupportedSyntax, "with pk.storer():\n    return"),
+    "too_deep": (errors.UnsupportedSyntax, f"x = c.rows\ny = (\n    {' + '.join('x' * 400)}\n    )"),
     "continue_in_role": (errors.UnsupportedSyntax, """
         with pk.storer():
             for m in pk.range(c.rows):
@@ -179,6 +182,12 @@ def k(a: pk.Global, b: pk.Global, c: pk.Parallel, BM: pk.constexpr = 128):
 def test_refused(name: str, golden: Callable[[str, str], None]) -> None:
     kind, lines = CASES[name]
     golden(f"errors/{name}.txt", refusal(kind, HELPERS + indented(lines)))
+
+
+def test_the_advice_on_a_return_is_for_helpers_in_a_helper() -> None:
+    helper = "@pk.function\ndef first(n):\n    for i in pk.range(n):\n        return i\n"
+    text = refusal(errors.UnsupportedSyntax, helper + HELPERS + "    x = first(c.rows)")
+    assert "    return i\n    ^^^^^^^^\n  Return once, at the end of the helper.\n" in text
 
 
 def indented(lines: str) -> str:

@@ -100,6 +100,11 @@ def test_show_says_what_there_is(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"it has scale, second\."):
         show.find(str(file))
     assert show.find(f"{file}:second").name == "second"
+    file.write_text("print(1)\n")
+    with pytest.raises(ArgumentError, match=r"mine\.py has no kernel\.\n"):
+        show.find(str(file))
+    with pytest.raises(ArgumentError, match=r"is a folder\."):
+        show.find(str(tmp_path))
     with pytest.raises(ArgumentError, match=r"^no\.such\.module is neither a Python file nor a module"):
         show.find("no.such.module:k")
 
@@ -111,6 +116,12 @@ def test_show_says_what_there_is(file: Path, tmp_path: Path) -> None:
         (["-D", "BM"], "-D BM: write NAME=VALUE."),
         (["--dtype", "z=float16"], "--dtype z=float16: kernel `scale` has no such parameter; it has x, y."),
         (["--ndim", "x=two"], "--ndim x=two: not a number of dimensions."),
+        (["--ndim", "x=5"], "--ndim x=5: pk's tensors have 1 to 4 dimensions."),
+        (
+            ["--dtype", "x=float8"],
+            "--dtype x=float8: `x` has dtype float8, which pk cannot move.\n  Use one of bfloat16, "
+            "float16, float8_e4m3, float8_e5m2, float32, int32.",
+        ),
     ],
 )
 def test_show_refuses(flags: list[str], text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,9 @@ def one_index(x: pk.Global, y: pk.Global, B: pk.constexpr = 64):  # (rounds, n) 
     for i in pk.tasks(n):
         for t in pk.range(x.rows):
             pk.store(inbox[(me + 1) % W], pk.load(x, (t, i), (1, B)), (0, i))  # [push]
-            pk.barrier(met, i)
+            pk.barrier(met, i)  # [pushed]
             pk.store(y, pk.load(inbox[me], (0, i), (1, B)), (t, i))  # [read]
-            pk.barrier(met, i)
+            pk.barrier(met, i)  # [taken]
 
 
 @pk.kernel
@@ -59,7 +59,13 @@ def arguments(rank: int, world: int) -> list[torch.Tensor]:
 PATTERN = Pattern(
     source="ParallelKittens barrier_all, wait",
     cases={
-        "wrong": Case(one_index, (finds("race", "push:team", "read:team", says=("inbox",)),)),
+        "wrong": Case(
+            one_index,
+            (
+                finds("race", "push:team", "read:team", says=("inbox",)),
+                finds("lost-signal", "pushed:team", "taken:team", says=("arrives twice", "met[")),
+            ),
+        ),
         "fixed": Case(an_index_each),
     },
     arguments=arguments,

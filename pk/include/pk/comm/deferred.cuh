@@ -24,6 +24,8 @@ struct signal_queue {
     signal_slot (&slots)[queued_signals];
     u32 first = 0, last = 0;  // signals in the queue: first .. last - 1
     u32 groups = 0;           // bulk groups that the leader has committed
+    u32 turn = 0;             // bit of each slot: its signal is of another statement than the one before it
+    int newest = -1;          // statement of the last signal
 
     PK_DEVICE explicit signal_queue(signal_slot (&s)[queued_signals]) : slots(s) {}
 
@@ -50,6 +52,9 @@ struct signal_queue {
         if (rank != static_cast<int>(role.ctx.rank)) meet(role, site);
         if (role.leader()) {
             if (last - first == queued_signals) empty(role);
+            const u32 bit = 1u << last % queued_signals;
+            turn = site == newest ? turn & ~bit : turn | bit;
+            newest = site;
             slots[last++ % queued_signals] = {counter(role, rank, array.offset + index), value, groups};
         }
         __syncwarp();
@@ -81,14 +86,17 @@ struct signal_queue {
         send(role, true);
     }
 
-    /// One release for all that leave together.
+    /// One release for all that leave together, and one more before each that must not overtake those of other
+    /// statements.
     template <class Role>
     PK_DEVICE void send(const Role& role, bool everything) {
         const bool alive = !role.dead && !role.launch.dead;
         if (alive) fence_release_sys();
+        const u32 begin = first;
 #pragma unroll 1
         for (; first != last && (everything || due()); ++first) {
             const signal_slot& s = slots[first % queued_signals];
+            if (alive && first != begin && (turn >> first % queued_signals & 1)) fence_release_sys();
             if (alive) red_relaxed_sys(s.word, s.value);
         }
     }
