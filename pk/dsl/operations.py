@@ -158,10 +158,10 @@ def _signal(r: Expressions, a: Arguments, span: ir.Span) -> None:
 
 
 def _amount(op: str, given: Any, span: ir.Span) -> ir.Expr:
-    """How much is signalled or waited for; a constant must make sense."""
+    """How much is signalled; a constant must make sense.  (A wait for less than 1 does not wait.)"""
     value = integer("the value", given, span)
-    if isinstance(value, ir.Const) and value.value < (0 if op == "wait" else 1):
-        advice = "A counter is never below 0." if op == "wait" else "Counters only grow: add at least 1."
+    if isinstance(value, ir.Const) and value.value < 1:
+        advice = "Counters only grow: add at least 1."
         raise errors.WrongOperand(f"pk.{op} with value {value.value}", span, advice)
     return value
 
@@ -172,7 +172,7 @@ def _counted(op: str) -> Handler:
             vectors.wait(r, a, span)
             return
         r.b.require(op, span)
-        value = _amount(op, a["value"], span)
+        value = integer("the value", a["value"], span) if op == "wait" else _amount(op, a["value"], span)
         r.b.emit(ir.Do(op, (_counter(a["sig"], a["index"], span), value), (), span))
 
     return handler

@@ -87,7 +87,7 @@ def test_explored_race_is_the_one_that_schedules_showed() -> None:
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [({"V": 0}, "pk.signal with value 0"), ({"V": -1}, "value -1"), ({"N": -3}, "pk.wait with value -3"),
+    [({"V": 0}, "pk.signal with value 0"), ({"V": -1}, "value -1"),
      ({"T": -4}, "pk.tasks with extent -4")],
 )  # fmt: skip
 def test_amounts_that_make_no_sense(given: dict[str, int], text: str) -> None:
