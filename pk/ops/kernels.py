@@ -45,7 +45,7 @@ def matmul(
         first, stop = part * steps // SPLIT, (part + 1) * steps // SPLIT
         with pk.loader():
             feed_part(inputs, a, m, b, n, first, stop, A_T, B_T)
-            if vectors is not None and (SPLIT == 1 or part == SPLIT - 1):
+            if SPLIT == 1 or part == SPLIT - 1:
                 feed_vectors(vectors, col_scale, col_bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor, offset = row_vectors(row_scale, scale, row_bias, m, BM)

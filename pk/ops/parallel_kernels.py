@@ -6,7 +6,7 @@ every run.  Scales and bias are float32 vectors that may be missing.
 """
 
 import pk
-from pk.ops.product import activated, product_pipes
+from pk.ops.product import accumulate_part, activated, feed_vectors, product_pipes
 
 
 @pk.function
@@ -22,25 +22,6 @@ def feed_rows(inputs, a, row, b, n, K, BK, B_T):
         with inputs.fill() as s:
             pk.load_async(s.a, a, (*row, k))
             pk.load_async(s.b, b, (n, k) if B_T else (k, n))
-
-
-@pk.function
-def feed_vectors(vectors, scale, bias, n):
-    """Loader's half of what the epilogue reads along columns."""
-    if vectors is not None:
-        with vectors.fill() as s:
-            pk.load_async(s.scale, bias if scale is None else scale, (0, n))
-            pk.load_async(s.bias, scale if bias is None else bias, (0, n))
-
-
-@pk.function
-def multiply(inputs, K, BM, BN, BK, B_T):
-    """Consumer's half: the float32 sum over K."""
-    acc = pk.zeros((BM, BN), pk.float32)
-    for k in pk.range(pk.cdiv(K, BK)):
-        with inputs.drain() as s:
-            pk.mma(acc, s.a, s.b.T if B_T else s.b)
-    return acc
 
 
 @pk.function
@@ -103,6 +84,34 @@ def put_rows(output, dst, row, n, BN, P):
             pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
 
 
+@pk.function
+def summed_tile(
+    inputs, output, vectors, parts, a, row, b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
+):  # fmt: skip
+    """All roles' halves of one tile of a sum over ranks: A at ``row``, C at row tile ``m``.  Its owner adds the partial
+    sums that the others sent to its ``part`` and writes ``c``; the others send theirs.
+    """
+    me, W = pk.rank(), pk.world_size()
+    last = owner == me
+    with pk.loader():
+        feed_rows(inputs, a, row, b, n, a.cols, BK, B_T)
+        feed_vectors(vectors, scale, bias, n)
+        if last:
+            pk.wait(arrived, (m, n), W - 1)
+            feed_parts(parts, part[me], m, n, BN, P)
+    with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
+        factor = None if row_scale is None else pk.load(row_scale, (*row, 0), (BM, 1))
+        acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
+        finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
+    with pk.storer():
+        if last:
+            put_rows(output, c, (m,), n, BN, P)
+        else:
+            put_rows(output, part[owner], (me, m), n, BN, P)
+            pk.signal(arrived, (m, n), owner)
+
+
 @pk.kernel
 def all_gather_matmul(
     x: pk.Global,  # (M / world, K)  this rank's rows
@@ -154,7 +163,7 @@ def all_gather_matmul(
             feed_vectors(vectors, scale, bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
-            acc = multiply(inputs, x.cols, BM, BN, BK, B_T)
+            acc = accumulate_part(inputs, 0, pk.cdiv(x.cols, BK), BM, BN, False, B_T)
             finish_rows(output, acc, None, vectors, factor, scale, bias, True, BN, P, ACTIVATION)
         with pk.storer():
             put_rows(output, c, (owner, m), n, BN, P)
@@ -183,26 +192,13 @@ def matmul_reduce_scatter_ordered(
     part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
     arrived = pk.signals(rows, cols)
     for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
-        last = owner == me
-        t = step - lag if last else step
+        t = step - lag if owner == me else step
         if t >= 0 and t < rows * cols:
             m, n = place(t, rows, cols, GROUP)
-            with pk.loader():
-                feed_rows(inputs, a, (owner, m), b, n, a.cols, BK, B_T)
-                feed_vectors(vectors, scale, bias, n)
-                if last:
-                    pk.wait(arrived, (m, n), W - 1)
-                    feed_parts(parts, part[me], m, n, BN, P)
-            with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
-                factor = None if row_scale is None else pk.load(row_scale, (owner, m, 0), (BM, 1))
-                acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
-                finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
-            with pk.storer():
-                if last:
-                    put_rows(output, c, (m,), n, BN, P)
-                else:
-                    put_rows(output, part[owner], (me, m), n, BN, P)
-                    pk.signal(arrived, (m, n), owner)
+            summed_tile(
+                inputs, output, vectors, parts, a, (owner, m), b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+                BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
+            )  # fmt: skip
 
 
 @pk.kernel
@@ -229,28 +225,15 @@ def matmul_all_reduce_ordered(
     part = pk.scratch((W, c.rows, c.cols), c.dtype)
     arrived = pk.signals(rows, cols)
     for step, owner in pk.tasks(owned_rows * owned_cols + lag, pk.ranks_from(me + 1), group=1):
-        last = owner == me
-        t = step - lag if last else step
+        t = step - lag if owner == me else step
         if t >= 0 and t < owned_rows * owned_cols:
             x, y = place(t, owned_rows, owned_cols, GROUP)
             m, n = (x, y * W + owner) if BY_COLS else (x * W + owner, y)
             if m < rows and n < cols:
-                with pk.loader():
-                    feed_rows(inputs, a, (m,), b, n, a.cols, BK, B_T)
-                    feed_vectors(vectors, scale, bias, n)
-                    if last:
-                        pk.wait(arrived, (m, n), W - 1)
-                        feed_parts(parts, part[me], m, n, BN, P)
-                with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
-                    factor = None if row_scale is None else pk.load(row_scale, (m, 0), (BM, 1))
-                    acc = multiply(inputs, a.cols, BM, BN, BK, B_T)
-                    finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
-                with pk.storer():
-                    if last:
-                        put_rows(output, c, (m,), n, BN, P)
-                    else:
-                        put_rows(output, part[owner], (me, m), n, BN, P)
-                        pk.signal(arrived, (m, n), owner)
+                summed_tile(
+                    inputs, output, vectors, parts, a, (m,), b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+                    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
+                )  # fmt: skip
 
 
 @pk.kernel

@@ -110,25 +110,23 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
+    const int world = p.ctx.world;
     // me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     const int me = p.ctx.rank;
-    const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
     // lag = pk.min(LAG, rows * cols)
     const int lag = min(80, rows * cols);
     // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
-    const int tasks = (rows * cols + lag) * W;
+    const int tasks = (rows * cols + lag) * world;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<1>(task, rows * cols + lag, W);
+        const auto at = coordinate<1>(task, rows * cols + lag, world);
         const int step = at[0];
         const int owner_i = at[1];
-        const int owner = (me + owner_i + 1) % W;
+        const int owner = (me + owner_i + 1) % world;
         role.visit(step, owner);
-        // last = owner == me
-        const bool last = owner == me;
-        // t = step - lag if last else step
-        const int t = last ? step - lag : step;
+        // t = step - lag if owner == me else step
+        const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
         if (t >= 0 && t < rows * cols) {
             // group = t // (G * cols)
@@ -139,6 +137,11 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             // m, n = place(t, rows, cols, GROUP)
             const int m = group * 8 + floor_mod(i, height);
             const int n = floor_div(i, height);
+            // me, W = pk.rank(), pk.world_size()
+            const int me_1 = me;
+            const int W = world;
+            // last = owner == me
+            const bool last = owner == me_1;
             // for k in pk.range(pk.cdiv(K, BK)):
             for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
                 // with inputs.fill() as s:
@@ -159,8 +162,8 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 // pk.wait(arrived, (m, n), W - 1)
                 wait(role, arrived, arrived.index(m, n), W - 1, SITE_ARRIVED_WAIT);
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % W;
+                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % world;
                     {  // with parts.fill() as s:
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                         auto& s = shared.parts[parts_at.stage];
@@ -168,14 +171,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                         if (role.issues()) {
                             expect_loads(full, s.c);
                             // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256);
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % W;
+                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % world;
                     {  // with parts.fill() as s:
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                         auto& s = shared.parts[parts_at.stage];
@@ -183,14 +186,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                         if (role.issues()) {
                             expect_loads(full, s.c);
                             // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 64);
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % W;
+                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % world;
                     {  // with parts.fill() as s:
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                         auto& s = shared.parts[parts_at.stage];
@@ -198,14 +201,14 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                         if (role.issues()) {
                             expect_loads(full, s.c);
                             // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 128);
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 128);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % W;
+                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % world;
                     {  // with parts.fill() as s:
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
                         auto& s = shared.parts[parts_at.stage];
@@ -213,7 +216,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                         if (role.issues()) {
                             expect_loads(full, s.c);
                             // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me], full, r, m * 128, n * 256 + 192);
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 192);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -248,21 +251,25 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
         const int owner_i = at[1];
         const int owner = (me + owner_i + 1) % world;
         role.visit(step, owner);
-        // last = owner == me
-        const bool last = owner == me;
-        // t = step - lag if last else step
-        const int t = last ? step - lag : step;
+        // t = step - lag if owner == me else step
+        const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
         if (t >= 0 && t < rows * cols) {
+            // me, W = pk.rank(), pk.world_size()
+            const int me_1 = me;
+            // last = owner == me
+            const bool last = owner == me_1;
+            // acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
+            const int stop = ceil_div(p.a_cols, 64);
             // acc = pk.zeros((BM, BN), pk.float32)
             accumulator<64, 256> acc;
             fill(acc, 0.0f);
-            // for k in pk.range(pk.cdiv(K, BK)):
-            for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
+            // for k in pk.range(first + 1 if SOME else first, stop):
+            for (int k = 0; k < stop; ++k) {
                 // with inputs.drain() as s:
                 shared.inputs_ring.wait_full(inputs_at, role, SITE_INPUTS_DRAIN);
                 auto& s = shared.inputs[inputs_at.stage];
-                // pk.mma(acc, s.a, s.b.T if B_T else s.b)
+                // pk.mma(acc, s.a.T if A_T else s.a, s.b.T if B_T else s.b)
                 mma(acc, s.a, s.b, role.warpgroup());
                 shared.inputs_ring.release_after_mma(inputs_at);
             }
@@ -383,10 +390,8 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
         const int owner_i = at[1];
         const int owner = (me + owner_i + 1) % world;
         role.visit(step, owner);
-        // last = owner == me
-        const bool last = owner == me;
-        // t = step - lag if last else step
-        const int t = last ? step - lag : step;
+        // t = step - lag if owner == me else step
+        const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
         if (t >= 0 && t < rows * cols) {
             // group = t // (G * cols)
@@ -397,6 +402,10 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
             // m, n = place(t, rows, cols, GROUP)
             const int m = group * 8 + floor_mod(i, height);
             const int n = floor_div(i, height);
+            // me, W = pk.rank(), pk.world_size()
+            const int me_1 = me;
+            // last = owner == me
+            const bool last = owner == me_1;
             // if last:
             if (last) {
                 {  // with output.drain() as s:
@@ -437,7 +446,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                     deferred.meet(role, SITE_PART_STORE_ASYNC);
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256);
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -445,7 +454,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 64);
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -453,7 +462,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 128);
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 128);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -461,7 +470,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me, m * 128, n * 256 + 192);
+                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 192);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
