@@ -11,6 +11,8 @@ from pk.dsl.language import __all__ as _language
 from pk.errors import ArgumentError, BackendError, CheckError, CompileError, HangError, PkError
 from pk.kernel import Kernel, kernel, spec
 from pk.runtime.api import describe_backend, device, empty, finalize, reset, spawn, symmetric, synchronize
+from pk.timeline import Timeline
+from pk.tracing import trace
 
 __version__ = "0.1.0"
 
@@ -24,6 +26,7 @@ __all__ = [
     "HangError",
     "Kernel",
     "PkError",
+    "Timeline",
     "check",
     "describe_backend",
     "device",
@@ -39,6 +42,7 @@ __all__ = [
     "symmetric",
     "synchronize",
     "testing",
+    "trace",
 ]
 
 

@@ -93,3 +93,4 @@ class Source:
     signallers: tuple[Site, ...] = ()  # statements that add to counters, each with the array in ``what``
     only_written: tuple[str, ...] = ()  # outputs that no statement reads or adds to
     sanitize: int = 0  # PK_SANITIZE when it was made: checks bounds, and buffers are poisoned before each launch
+    trace: bool = False  # made for pk.trace: roles note when they come to a wait, and how long they wait

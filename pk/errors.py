@@ -312,6 +312,10 @@ class HangError(PkError):
     """A bounded wait on the device ran out, or a peer gave up; raised on the host of every rank."""
 
 
+class TraceError(PkError):
+    """``pk.trace`` cannot record or write what it was asked for."""
+
+
 class RanksDisagree(PkError):
     """The ranks of a group do different things: other kernels, shapes or tensors.  Raised on every rank."""
 

@@ -93,9 +93,11 @@ class Call:
 class Program:
     """One specialisation of a kernel.  Everything is made on first use and kept."""
 
-    def __init__(self, fn: Callable[..., Any], spec: Specialization, multicast: bool = False, level: int = 0) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], spec: Specialization, multicast: bool = False, level: int = 0, trace: bool = False
+    ) -> None:
         env.warn_unknown()
-        self.multicast, self.sanitize = multicast, level
+        self.multicast, self.sanitize, self.trace = multicast, level, trace
         self.captures = Captures()
         self.ir: ir.Kernel = build(fn, spec, self.captures)
         self.captures.close()
@@ -107,7 +109,7 @@ class Program:
         """The CUDA text and its tables; needs no GPU."""
         from pk.codegen import generate
 
-        return generate(self.ir, multicast=self.multicast, sanitize=self.sanitize)
+        return generate(self.ir, multicast=self.multicast, sanitize=self.sanitize, trace=self.trace)
 
     @functools.cached_property
     def binary(self) -> Binary:
@@ -210,7 +212,7 @@ class Kernel:
         self.fn = fn
         self.name = fn.__name__
         self.signature = Signature.of(fn)
-        self._programs: dict[tuple[Specialization, bool, int], Program] = {}  # and multicast, PK_SANITIZE
+        self._programs: dict[tuple[Specialization, bool, int, bool], Program] = {}  # multicast, PK_SANITIZE, traced
         self._captures = Captures()  # of all programs
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # that remember launches
         self._lock = threading.Lock()
@@ -233,8 +235,7 @@ class Kernel:
         if config:
             kwargs = {**config, **kwargs}
         owner = current(group)
-        captures = self._captures
-        if captures.any and not self._unchanged(captures.watched):
+        if self._captures.any and not self._unchanged(self._captures.watched):
             self._refresh()
         context = owner.context
         key = None if context is None else self._find(self, context.warm, sms, args, kwargs)
@@ -313,7 +314,8 @@ class Kernel:
 
         packed = launch.launch(self._request(program, call, owner))
         # Shapes that scalars decide are evaluated at every call; empty tensors have no address to be known by.
-        if key is not None and not program.sized_by_scalars and all(t.numel() for t in call.tensors.values()):
+        repeats = key is not None and not (program.trace or program.sized_by_scalars)
+        if repeats and all(t.numel() for t in call.tensors.values()):
             launch.remember(packed.context.warm, key, packed)
             self._contexts.add(packed.context)
 
@@ -332,7 +334,7 @@ class Kernel:
                     f"`{name}` of kernel `{self.name}` is {type(value).__name__} {value!r}, and must be a torch.Tensor."
                 )
         scalars = {name: self.signature.scalar(name, bound[name]) for name in self.signature.scalars}
-        return Call(tensors, scalars, sms), self._program({**bound, **tensors})
+        return Call(tensors, scalars, sms), self._program({**bound, **tensors}, owner.tracer is not None)
 
     def _limit(self, owner: Group, sms: int | None) -> None:
         most = owner.sms or MAX_SMS
@@ -387,8 +389,8 @@ class Kernel:
         return f"{self.name}({constants}) {tensors}; signals: {signals}; scratch: {buffers}"
 
     # --------------------------------------------------------------------------------------------- specialising
-    def _program(self, values: dict[str, Any]) -> Program:
-        key = self._specialization(values), env.multicast()[0], env.SANITIZE.get()
+    def _program(self, values: dict[str, Any], trace: bool = False) -> Program:
+        key = self._specialization(values), env.multicast()[0], env.SANITIZE.get(), trace
         self._refresh()
         with self._lock:
             if key not in self._programs:
@@ -406,8 +408,7 @@ class Kernel:
             for program in self._programs.values():
                 self._captures.add(program.captures)
             for context in self._contexts:
-                for key in [k for k in list(context.warm) if any(part is self for part in k)]:
-                    context.warm.pop(key, None)
+                context.forget_kernel(self)
 
     def _specialization(self, values: dict[str, Any]) -> Specialization:
         tensors = {}
@@ -415,8 +416,7 @@ class Kernel:
             value = values[name]
             if value is None:
                 continue
-            ndim = value.ndim
-            if not 1 <= ndim <= 4:
+            if not 1 <= (ndim := value.ndim) <= 4:
                 raise errors.ArgumentError(
                     f"`{name}` of kernel `{self.name}` has {ndim} dimensions; pk's tensors have 1 to 4.\n  Pass a view."
                 )

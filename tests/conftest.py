@@ -6,6 +6,7 @@ import difflib
 import functools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, where Ctrl-C would go unheard
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in PRIVATE:
         os.environ.pop(name, None)
     # One compile cache for the whole session, xdist workers included (they inherit the environment): a kernel that

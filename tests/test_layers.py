@@ -24,10 +24,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "env": {"errors"},
     "ir": set(),
     "artifact": set(),
+    "timeline": {"artifact"},
     "dsl": {"ir"},
     "codegen": {"ir", "artifact"},
     "sim": {"ir"},
-    "runtime": {"artifact"},
+    "runtime": {"artifact", "timeline"},
+    "tracing": {"runtime", "timeline"},
     "kernel": LOW | {"simulate"},
     "simulate": LOW | {"kernel"},
     "checking": LOW | {"kernel", "simulate"},
@@ -35,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": LOW | {"kernel", "simulate", "pk"},
     "nn": LOW | {"kernel", "simulate", "ops", "pk"},
     "tools": LOW | {"kernel", "simulate", "checking", "ops", "nn", "pk"},
-    "pk": LOW | {"kernel", "simulate", "checking", "testing", "ops", "nn"},  # pk/__init__.py
+    "pk": LOW | {"kernel", "simulate", "checking", "testing", "timeline", "tracing", "ops", "nn"},  # pk/__init__.py
     "__main__": LOW | {"kernel", "simulate", "ops", "nn", "tools", "pk"},
 }
 # Imports for annotations alone (`if TYPE_CHECKING:`) that go against the direction.

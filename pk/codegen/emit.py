@@ -17,13 +17,15 @@ from pk.ir import vectors
 from pk.ir.mutate import weakened
 
 
-def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False, sanitize: int = 0) -> Source:
+def generate(
+    kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False, sanitize: int = 0, trace: bool = False
+) -> Source:
     """Emit ``kernel``, which has passed :func:`pk.ir.check.check`, for ``arch``.
 
     ``multicast``: what goes to or comes from every rank passes through NVLink multicast addresses (``store_async`` and
     ``store_add_async`` to a whole Parallel, ``signal_all``, ``barrier``, ``reduce``, ``all_reduce``), which the runtime
     must provide.  ``sanitize``: ``PK_SANITIZE``; ``kernel`` comes from :func:`pk.ir.sanitize.sanitized`, and shared
-    memory is poisoned.
+    memory is poisoned.  ``trace``: roles note their waits, for :func:`pk.trace`.
 
     Raises:
         NotConstant: see :func:`pk.codegen.plan.plan`.
@@ -31,7 +33,7 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False, s
     """
     if (span := weakened(kernel)) is not None:
         raise ValueError(f"{span}: a mutant (pk.ir.mutate) leaves out what this compiler always emits")
-    plan = make_plan(kernel, multicast, sanitize)
+    plan = make_plan(kernel, multicast, sanitize, trace)
     params = layout_params(plan, Names())
     return Source(
         name=kernel.name,
@@ -57,6 +59,7 @@ def generate(kernel: ir.Kernel, arch: str = "sm_90a", multicast: bool = False, s
         signallers=signallers_of(plan.classes),
         only_written=only_written(plan),
         sanitize=sanitize,
+        trace=trace,
     )
 
 

@@ -182,6 +182,7 @@ class Plan:
     in_network: bool = False  # generated for NVLink multicast
     multicast: tuple[str, ...] = ()  # tensors whose multicast address threads need; "" for the counters
     sanitize: int = 0  # PK_SANITIZE
+    trace: bool = False  # notes for pk.trace
 
     @property
     def local(self) -> bool:
@@ -244,15 +245,14 @@ class Plan:
         return describe(self)
 
 
-def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0) -> Plan:
+def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0, trace: bool = False) -> Plan:
     """Plan ``kernel``, which has passed :func:`pk.ir.check.check`; the rest as for :func:`pk.codegen.emit.generate`.
 
     Raises:
         NotConstant: the communicator's number of SMs is not known at compile time.
     """
-    bodies = dict(kernel.classes)
     threads = 128 * (warpgroups(kernel) + 1)  # one for the producers
-    classes = tuple(_class(kernel, name, body, threads) for name, body in bodies.items())
+    classes = tuple(_class(kernel, name, body, threads) for name, body in dict(kernel.classes).items())
     shared = max(c.tile_bytes + c.exchange_bytes for c in classes)
     roles = [r for c in classes for r in c.roles]
     return Plan(
@@ -272,6 +272,7 @@ def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0) -> Plan:
         in_network=multicast,
         multicast=_multicast(kernel, roles) if multicast else (),
         sanitize=sanitize,
+        trace=trace,
     )
 
 

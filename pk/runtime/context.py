@@ -36,6 +36,8 @@ PAD_BYTES = 256
 CAPACITY = 65536  # counters of a set, at first
 CONTEXT_BYTES = 128
 _CONTEXT = struct.Struct("<8Q Q Q Q 7I 12x")
+TRACE = struct.Struct("<I Q")  # in the place of the last 12 bytes: notes of a log, address of the logs
+TRACE_OFFSET = CONTEXT_BYTES - TRACE.size
 assert _CONTEXT.size == CONTEXT_BYTES
 LAUNCHING = "a launch"  # the key under which rank threads meet to launch
 _SETTLE_S = 0.02  # the other blocked roles leave within microseconds of the first record
@@ -104,6 +106,11 @@ class Context:
         self.generation += 1
         self.cache.clear()
         self.warm.clear()
+
+    def forget_kernel(self, kernel: object) -> None:
+        """Calls of ``kernel`` go the long way again."""
+        for key in [k for k in list(self.warm) if any(part is kernel for part in k)]:
+            self.warm.pop(key, None)
 
     def _zero(self, headers: list[Segment]) -> None:
         for segment in headers:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pk.runtime import tracing
 from pk.runtime.native import native
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Packed:
         self._stream = driver.stream
         address = ctypes.addressof(self._buffer)
         bare = driver.bind(self._device, module.function, shape, address, source.cluster)
+        if source.trace:
+            bare = tracing.tracing(context.group, source, shape[0], self._buffer, bare)
         self._enqueue = poisoning(driver, self._device, poison, bare) if poison else bare
         self.submit = self._submitter(address, found)
 

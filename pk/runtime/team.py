@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pk.runtime.context import Context
     from pk.runtime.device import Driver
     from pk.runtime.symm import Heap
+    from pk.runtime.tracing import Tracer
 
 
 class Group:
@@ -53,6 +54,7 @@ class Group:
         self.choices: Any = None  # what the ranks agreed on for pk.ops.choose
         self.heap: Heap | None = None
         self.context: Context | None = None
+        self.tracer: Tracer | None = None  # while pk.trace records
         self.group_name = names.register(self)  # torch's process groups have one too
         self.closed, self.why = False, "was closed by pk.finalize()."
 

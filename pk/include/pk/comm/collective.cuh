@@ -272,22 +272,26 @@ template <class Role, int DIMS>
 PK_DEVICE void signal_all_multicast(Role& role, header* multicast, const signal_array<DIMS>& array, int index, s32 value,
                                     int site) {
     enter(role, site);
+    const u32 since = role.log.comes(site, index);
     if (stores_complete(role)) {
         fence_proxy_alias();
         s32* const set = multicast->counters + (role.launch.gen & 1) * role.ctx.capacity;
         multimem_red_release_sys(set + array.offset + index, value);
     }
     __syncwarp();
+    role.log.passed(since);
 }
 
 /// `signal`, after what may have left through multicast addresses.
 template <class Role, int DIMS>
 PK_DEVICE void signal_multicast(Role& role, const signal_array<DIMS>& array, int index, int rank, s32 value, int site) {
     if (rank != static_cast<int>(role.ctx.rank)) enter(role, site);
+    const u32 since = role.log.comes(site, index);
     if (stores_complete(role)) {
         fence_proxy_alias();
         red_release_sys(counter(role, rank, array.offset + index), value);
     }
+    role.log.passed(since);
 }
 
 /// `wait`, for what may have arrived through multicast addresses.

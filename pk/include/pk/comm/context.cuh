@@ -45,7 +45,8 @@ struct context {
     u32 counters;          // how many this launch declares
     u32 capacity;          // of one set, a multiple of 4
     u32 exit_words;        // whether ranks wait for each other at the end
-    u32 unused[3];
+    u32 trace_notes;       // room of one log; see trace.cuh
+    u64 trace;             // where this launch's logs go, 0: nowhere
 
     /// Header of rank `r`.
     PK_DEVICE header* of(int r) const {

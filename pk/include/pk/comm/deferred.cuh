@@ -50,6 +50,7 @@ struct signal_queue {
     template <class Role, int DIMS>
     PK_DEVICE void signal(Role& role, const signal_array<DIMS>& array, int index, int rank, s32 value, int site) {
         if (rank != static_cast<int>(role.ctx.rank)) meet(role, site);
+        const u32 since = role.log.comes(site, index);
         if (role.leader()) {
             if (last - first == queued_signals) empty(role);
             const u32 bit = 1u << last % queued_signals;
@@ -58,6 +59,7 @@ struct signal_queue {
             slots[last++ % queued_signals] = {counter(role, rank, array.offset + index), value, groups};
         }
         __syncwarp();
+        role.log.passed(since);
     }
 
     /// Adds `value` to that counter of every rank.
@@ -106,8 +108,10 @@ struct signal_queue {
 template <class Role>
 PK_DEVICE bool signals_begin(Role& role, int site) {
     enter(role, site);
+    const u32 since = role.log.comes(site);
     const bool adds = stores_complete(role);
     if (adds) fence_release_sys();
+    role.log.passed(since);
     return adds;
 }
 

@@ -123,9 +123,11 @@ template <int R, class Role, int DIMS, class Owner, class Value, class... Index>
 PK_DEVICE void signal_each(Role& role, const signal_array<DIMS>& array, const Owner& owner, const Value& value, int site,
                            const Index&... index) {
     enter(role, site);
+    const u32 since = role.log.comes(site);
     if constexpr (Role::threads == 32) store_commit();  // those of a stage that is still held, too
     if (role.lanes_store || role.leader()) store_wait<0>();
     if (!role.all(!role.dead)) role.dead = true;
+    role.log.passed(since);
     if (!role.first_warp() || role.dead || role.launch.dead) return;
     fence_release_sys();
 #pragma unroll
@@ -168,10 +170,12 @@ PK_DEVICE bool wait_counters(const Role& role, const signal_array<DIMS>& array, 
 /// Until each of my counters at `index` is at least `value`; a negative index is skipped.
 template <int R, class Role, int DIMS, class Value, class... Index>
 PK_DEVICE void wait_each(Role& role, const signal_array<DIMS>& array, const Value& value, int site, const Index&... index) {
+    const u32 since = role.log.comes(site);
     bool ok = true;
     if (first_warp_acts(role)) ok = wait_counters<R>(role, array, value, site, index...);
     if (!role.all(ok && !role.dead)) role.dead = true;
     fence_proxy_async_global();
+    role.log.passed(since);
 }
 
 /// Adds `value` to my counter, after all earlier stores of this role; the value found, in every thread.  Everything

@@ -67,7 +67,9 @@ PK_DEVICE void launch_open(Role& role, int site) {
             st_release_sys(&ctx.of(lane)->entry[ctx.rank], launch_word(ctx.hash, gen + 1));
         __syncwarp();
     }
+    const u32 since = role.log.comes(site);
     if (ctx.world > 1) role.dead = !wait_ranks(role, own->entry, REASON_ENTRY, ctx.entry_timeout_ns, site);
+    role.log.passed(since);
     if (elect_one()) mbarrier_arrive(role.launch.entered);
     if (blockIdx.x == 0 && !role.dead) {
         // Kernel end orders these zeros before the launch that counts on them.
@@ -145,7 +147,9 @@ PK_DEVICE bool launch_close(Role& role, int site) {
             if (lane < static_cast<int>(ctx.world))
                 st_release_sys(&ctx.of(lane)->exit[ctx.rank], launch_word(ctx.hash, number));
             __syncwarp();
+            const u32 since = role.log.comes(site);
             aborted = !wait_ranks(role, own->exit, REASON_EXIT, ctx.timeout_ns, site);
+            role.log.passed(since);
         }
         if (!aborted && lane == 0) st_relaxed_gpu(&own->gen, number);
     }

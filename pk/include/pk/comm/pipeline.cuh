@@ -95,6 +95,7 @@ struct pipeline {
     /// The same by a storer whose signals wait for its stores: they leave before it blocks.
     template <class Role, class Signals>
     PK_DEVICE void wait_full(cursor<STAGES>& at, Role& role, int site, Signals& signals) {
+        role.log.comes(site, at.stage);
         if (__all_sync(0xffffffffu, role.dead || mbarrier_try_wait(full[at.stage], at.phase))) return;
         signals.flush(role);
         wait_phase(role, full[at.stage], at.phase, at.stage, site);

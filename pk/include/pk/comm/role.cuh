@@ -4,7 +4,7 @@
 /// A wait that fails does not leave the loop: it notes why, raises the abort word and sets `dead`.  A dead role
 /// keeps its control flow, waits for nothing, moves nothing between memories and signals nobody, so it ends soon.
 
-#include "pk/comm/context.cuh"
+#include "pk/comm/trace.cuh"
 #include "pk/ptx/fence.cuh"
 #include "pk/ptx/ld_st.cuh"
 
@@ -25,9 +25,13 @@ struct role {
     bool entered;          // every rank is known to have begun this launch
     int tile_entries = 0;  // the task, for records
     int tile[4] = {};
+    trace_log log;
 
     PK_DEVICE role(const context& c, launch_state& l)
-        : ctx(c), launch(l), warp(warp_index()), team(TEAMS == 1 ? 0 : (warp - FIRST_WARP) / WARPS), entered(c.world == 1) {}
+        : ctx(c), launch(l), warp(warp_index()), team(TEAMS == 1 ? 0 : (warp - FIRST_WARP) / WARPS), entered(c.world == 1) {
+        log.open(ctx, reports(), WARPS == 1 ? FIRST_WARP % 4 : 4 + team);
+    }
+    PK_DEVICE ~role() { log.close(); }
 
     /// The first warp of this thread's team.
     PK_DEVICE int first() const { return TEAMS == 1 ? FIRST_WARP : FIRST_WARP + WARPS * team; }
@@ -71,6 +75,7 @@ struct role {
         tile_entries = sizeof...(Entry);
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof...(Entry)); ++i) tile[i] = values[i];
+        log.task(tile_entries, tile);
     }
 };
 
@@ -116,11 +121,9 @@ struct patience {
     }
 };
 
-/// Waits, bounded, for the end of a barrier's phase.  Never the first to time out: a pipeline starves because some
-/// other wait does, whose record names the cause.
+/// The rest of `wait_phase`, when the phase has not ended yet.
 template <class Role>
-PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int site) {
-    if (role.dead || mbarrier_try_wait(bar, parity)) return;
+PK_DEVICE void wait_phase_on(Role& role, mbarrier& bar, u32 parity, int index, int site) {
     patience limit;
     do {
         const u32 why = limit.exhausted(role.ctx, role.ctx.timeout_ns + role.ctx.entry_timeout_ns, REASON_PIPELINE);
@@ -131,6 +134,15 @@ PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int 
             role.dead = true;
         }
     } while (!role.dead && !mbarrier_try_wait(bar, parity));
+}
+
+/// Waits, bounded, for the end of a barrier's phase.  Never the first to time out: a pipeline starves because some
+/// other wait does, whose record names the cause.
+template <class Role>
+PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int site) {
+    const u32 since = role.log.comes(site, index);
+    if (!role.dead && !mbarrier_try_wait(bar, parity)) wait_phase_on(role, bar, parity, index, site);
+    role.log.passed(since);
 }
 
 /// Every rank has begun this launch, so that its buffers and counters may be touched.  Stands before the first access of

@@ -58,10 +58,12 @@ PK_DEVICE bool wait_counter(const Role& role, const s32* word, int index, s32 va
 /// Until my counter is at least `value`; everything after sees what was signalled, bulk copies included.
 template <class Role, int DIMS>
 PK_DEVICE void wait(Role& role, const signal_array<DIMS>& array, int index, s32 value, int site) {
+    const u32 since = role.log.comes(site, index);
     bool ok = true;
     if (role.issues()) ok = wait_counter(role, counter(role, role.ctx.rank, array.offset + index), index, value, site);
     if (!role.all(ok)) role.dead = true;
     fence_proxy_async_global();
+    role.log.passed(since);
 }
 
 /// Before the adds of a signal: every store of the role is complete as far as its leader is concerned.  True in the
@@ -81,19 +83,23 @@ PK_DEVICE bool stores_complete(Role& role) {
 template <class Role, int DIMS>
 PK_DEVICE void signal(Role& role, const signal_array<DIMS>& array, int index, int rank, s32 value, int site) {
     if (rank != static_cast<int>(role.ctx.rank)) enter(role, site);
+    const u32 since = role.log.comes(site, index);
     if (stores_complete(role)) red_release_sys(counter(role, rank, array.offset + index), value);
+    role.log.passed(since);
 }
 
 /// Adds `value` to that counter of every rank, after all earlier stores of this role: one release for all.
 template <class Role, int DIMS>
 PK_DEVICE void signal_all(Role& role, const signal_array<DIMS>& array, int index, s32 value, int site) {
     enter(role, site);
+    const u32 since = role.log.comes(site, index);
     if (stores_complete(role)) {
         fence_release_sys();
 #pragma unroll 1
         for (u32 r = 0; r < role.ctx.world; ++r) red_relaxed_sys(counter(role, r, array.offset + index), value);
     }
     __syncwarp();
+    role.log.passed(since);
 }
 
 /// All ranks arrive.  The `use`-th call on one counter in a launch (1, 2, ...) waits for use * world arrivals.

@@ -120,6 +120,13 @@ PK_DEVICE u64 global_timer() {
     return now;
 }
 
+/// Low word of the SM's cycle counter.
+PK_DEVICE u32 clock_low() {
+    u32 now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now) :: "memory");
+    return now;
+}
+
 /// Address of an object in shared memory, as PTX wants it.
 PK_DEVICE u32 shared_address(const void* object) { return static_cast<u32>(__cvta_generic_to_shared(object)); }
 
