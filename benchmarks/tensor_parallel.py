@@ -12,6 +12,7 @@ to the same products on as many SMs of a rank, at the same time, without communi
     python benchmarks/tensor_parallel.py --seconds 150 --out results      # all GPUs
     python benchmarks/tensor_parallel.py --check 50                       # correctness: random problems, float64
     python benchmarks/tensor_parallel.py --soak 20000                     # mixed shapes, device memory watched
+    python benchmarks/tensor_parallel.py --trace --rows 2 --tiles c128x256 --out results   # where the time goes
     PK_BACKEND=sim python benchmarks/tensor_parallel.py --ranks 2         # a rehearsal without GPUs
 """
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 # Before torch is imported, in every process.
@@ -298,6 +300,32 @@ def soak(team: Team, args: argparse.Namespace) -> int:
     return bad + (grown > 0)
 
 
+def trace(team: Team, args: argparse.Namespace) -> int:
+    """Each problem's calls traced, not timed: what every role waits for, on rank 0; how many failed."""
+    failed = 0
+    for number, p in enumerate(table_problems(args, team.world)):
+        o = Operands(p, team)
+        for tile, comm in [(None, None), *tiles_for(p, args, team.world)]:
+            if team.left() < 1:
+                team.say("no time left")
+                return failed
+            name = f"{tile}/{comm}" if p.operator == AG and tile else tile or "its own choice"
+            path = Path(args.out or ".") / f"trace_{number}_{name.replace('/', '_').replace(' ', '_')}.json"
+
+            def call(tile: str | None = tile, comm: int | None = comm, path: Path = path, o: Operands = o) -> str:
+                for _ in range(3):
+                    o.call(tile, comm)
+                with pk.trace(path if args.out else None, launches=4) as timeline:
+                    for _ in range(2):
+                        o.call(tile, comm)
+                return "\n\n".join(map(str, timeline.launches[len(timeline.launches) // 2 :]))
+
+            ok, text = team.attempt(f"{p.title()}, {name}", call)
+            failed += not ok
+            team.say(f"\n{p.title()}, {name}\n{text if ok else ''}")
+    return failed
+
+
 def used(team: Team) -> int:
     """Bytes of the device that are taken, by anybody."""
     pk.synchronize()
@@ -317,6 +345,8 @@ def run(team: Team, args: argparse.Namespace) -> int:
     team.say(f"{team.world} ranks, {where}, torch {torch.__version__}, ready after {ready:.0f} s")
     wrong = check(team, args) if args.check else 0
     wrong += soak(team, args) if args.soak else 0
+    if args.trace:
+        return wrong + trace(team, args)
     if args.table or not (args.check or args.soak):
         wrong += measure(team, args)
     return wrong
@@ -365,6 +395,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--check", type=int, default=0, metavar="N", help="N random problems of each operator")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="N calls of mixed shapes, memory watched")
     parser.add_argument("--table", action="store_true", help="after --check or --soak, the table too")
+    parser.add_argument("--trace", action="store_true", help="trace the table's calls and show what they wait for")
     parser.add_argument(
         "--threads",
         action="store_true",

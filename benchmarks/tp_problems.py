@@ -178,6 +178,7 @@ class Operands:
         """pk's operator, into ``out`` or a ``fresh`` result."""
         operator = getattr(pk.ops, self.p.operator)
         out = None if fresh else self.out
+        comm_sms = None if self.p.operator == AR or config == "library" else comm_sms
         found: torch.Tensor = operator(self.a, self.b, out=out, config=config, comm_sms=comm_sms, **self.options)
         return found
 

@@ -20,7 +20,7 @@ struct Scalar {
 struct Submit {
     PyObject_HEAD
     vectorcallfunc call;
-    PyObject *context, *acquire, *release, *stream_of, *device, *launch;
+    PyObject *context, *acquire, *waits, *release, *stream_of, *device, *launch;
     const volatile std::uint32_t* state;
     char* buffer;
     int scalars;
@@ -28,7 +28,7 @@ struct Submit {
 };
 
 struct {
-    PyObject *hang, *check, *attempts, *submitted, *ordered, *follow, *refuse, *one;
+    PyObject *hang, *check, *attempts, *submitted, *ordered, *follow, *refuse, *collide, *one;
 } names;
 
 bool intern() {
@@ -38,7 +38,7 @@ bool intern() {
         const char* text;
     } all[] = {{&names.hang, "hang"}, {&names.check, "check"}, {&names.attempts, "attempts"},
                {&names.submitted, "submitted"}, {&names.ordered, "ordered"}, {&names.follow, "follow"},
-               {&names.refuse, "refuse"}};
+               {&names.refuse, "refuse"}, {&names.collide, "collide"}};
     for (const auto& name : all)
         if (!*name.at && !(*name.at = PyUnicode_InternFromString(name.text))) return false;
     return (names.one = PyLong_FromLong(1)) != nullptr;
@@ -148,6 +148,16 @@ bool hangs(const Submit* self, bool& answer) {
     return true;
 }
 
+// Takes the context's lock.  Where a thread does not wait for another one, finding it taken is an exception.
+bool acquire(const Submit* self) {
+    PyObject* taken = PyObject_CallOneArg(self->acquire, self->waits);
+    Py_XDECREF(taken);
+    if (taken != Py_False) return taken != nullptr;
+    if (finish(PyObject_CallMethodNoArgs(self->context, names.collide)))
+        PyErr_SetString(PyExc_RuntimeError, "collide() must raise");
+    return false;
+}
+
 PyObject* submit(PyObject* object, PyObject* const* args, std::size_t count, PyObject* keywords) {
     auto* self = reinterpret_cast<Submit*>(object);
     if (PyVectorcall_NARGS(count) != 1 || keywords || !PyTuple_Check(args[0])) {
@@ -162,7 +172,7 @@ PyObject* submit(PyObject* object, PyObject* const* args, std::size_t count, PyO
     PyObject* answer = nullptr;
     bool hung = false;
     if (hangs(self, hung) && (!hung || finish(PyObject_CallMethodNoArgs(self->context, names.check))) &&
-        finish(PyObject_CallNoArgs(self->acquire))) {
+        acquire(self)) {
         answer = in_turn(self, args[0]);
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
@@ -216,7 +226,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     self->acquire = order ? PyObject_GetAttrString(order, "acquire") : nullptr;
     self->release = order ? PyObject_GetAttrString(order, "release") : nullptr;
     Py_XDECREF(order);
-    if (!intern() || !self->acquire || !self->release || !take_scalars(self, scalars)) Py_CLEAR(object);
+    self->waits = self->release ? PyObject_GetAttrString(context, "waits") : nullptr;
+    if (!intern() || !self->acquire || !self->release || !self->waits || !take_scalars(self, scalars)) Py_CLEAR(object);
     return object;
 }
 
@@ -225,6 +236,7 @@ int visit_all(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->context);
     Py_VISIT(self->acquire);
+    Py_VISIT(self->waits);
     Py_VISIT(self->release);
     Py_VISIT(self->stream_of);
     Py_VISIT(self->device);
@@ -236,6 +248,7 @@ int clear(PyObject* object) {
     auto* self = reinterpret_cast<Submit*>(object);
     Py_CLEAR(self->context);
     Py_CLEAR(self->acquire);
+    Py_CLEAR(self->waits);
     Py_CLEAR(self->release);
     Py_CLEAR(self->stream_of);
     Py_CLEAR(self->device);

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pk import errors
+from pk.runtime.tensors import numpy_view
 from pk.simulate import forget, substituted
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Options:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise errors.ArgumentError(
-                    f"pk.check: {name}={value!r} must be a whole number, at least {least}.\n"
+                    f"pk.check: {name}={errors.short(value)} must be a whole number, at least {least}.\n"
                     f"  Pass {name}={max(least, 1)}, or leave it out."
                 )
         if self.reference is not None and not isinstance(self.reference, dict) and not callable(self.reference):
@@ -145,6 +146,7 @@ class Checks:
     def __init__(self, options: Options, pool: Pool, tell: Callable[[Check], None] | None = None) -> None:
         self.options = options
         self.done: list[Check] = []
+        self.teams: set[int] = set()  # how many ranks launched: also those whose launches meet no other rank
         self._pool, self._tell = pool, tell
         self._known: set[object] = set()
         self._lock = threading.Lock()
@@ -233,7 +235,8 @@ def check(
 
     if not isinstance(kernel, KernelType):
         raise errors.ArgumentError(
-            f"pk.check: {kernel!r} is {type(kernel).__name__}, and must be a kernel.\n  Decorate it with @pk.kernel."
+            f"pk.check: {errors.short(kernel)} is {type(kernel).__name__}, and must be a kernel.\n"
+            "  Decorate it with @pk.kernel."
         )
     options = Options(schedules, sms, seed, strict, exhaustive, reference, _SHRINK_S if shrink else 0.0)
     bound = kernel.signature.bind(args, constexprs)
@@ -353,12 +356,14 @@ def _copies(values: dict[str, torch.Tensor], parallel: bool) -> dict[str, torch.
 def _check_case(case: Case, options: Options, schedules: int, pool: Pool) -> tuple[Check, list[Arguments] | None]:
     """Run ``case`` under ``schedules`` schedules; what that showed, and results, if a schedule led to any."""
     from pk.sim import campaign
+    from pk.sim.findings import causes, distinct
 
     began = time.monotonic()
     done = campaign.run(case, options.seed, schedules, pool, options.exhaustive)
     findings = done.findings
-    if options.reference is not None and done.results is not None and not findings:
-        findings = campaign.distinct(_against(case, done.results, options.reference, done.schedules))
+    if options.reference is not None and done.results is not None and not causes(findings):
+        wrong = _against(case, done.results, options.reference, done.schedules)
+        findings = distinct([*wrong, *findings])
     seconds = min(options.shrink, 5 + time.monotonic() - began)
     smallest = campaign.smallest(case, findings, seconds) if options.shrink else {}
     tensors = {name: (shape, str(dtype)) for name, (shape, dtype) in case.image.shapes().items()}
@@ -441,5 +446,6 @@ def _values(wanted: Any) -> Any:
     import torch
 
     if isinstance(wanted, torch.Tensor):
-        return wanted.detach().cpu().to(torch.float64 if wanted.is_floating_point() else torch.int64).numpy()
+        wide = wanted.cpu().to(torch.float64 if wanted.is_floating_point() else torch.int64)
+        return numpy_view(wide.resolve_neg())
     return wanted

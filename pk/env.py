@@ -147,7 +147,7 @@ SIM_SMS = Variable(
 )
 SIM_STEPS = Variable(
     "PK_SIM_STEPS", "number", 100_000_000,
-    "Loop turns after which the simulator takes a role's loops for endless; a `while`: 10000000 if not set.",
+    "Loop turns after which the simulator takes a role's loops for endless; a `while`: 100000 if not set.",
     _integer(1),
 )  # fmt: skip
 SEED = Variable("PK_SEED", "number", 0, "Seed of the simulator's scheduler.", _integer(0))

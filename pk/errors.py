@@ -8,7 +8,8 @@ one place.  ``CompileError`` and its children carry a ``Span``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,60 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     found = [k for k in known if k.lower() == name.lower()] or difflib.get_close_matches(name, known, n=1)
     return f" Did you mean `{found[0]}`?" if found else ""
+
+
+class _Short(reprlib.Repr):
+    """Values in messages: a line at most, and never the contents of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong, self.maxother = 3, 120, 60, 120
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Of any value, on one line."""
+        if _is_array(x):
+            return f"{type(x).__name__} of shape {tuple(x.shape)}, {x.dtype}"
+        return " ".join(super().repr1(x, level).split()) if not isinstance(x, str) else super().repr1(x, level)
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Of an int; Python itself refuses to write very long ones."""
+        return super().repr_int(x, level) if x.bit_length() < 1000 else f"<an int of {x.bit_length()} bits>"
+
+
+_short = _Short()
+
+
+def short(value: Any) -> str:
+    """A value that somebody passed, in a message: as ``repr`` if that is short, else its beginning or its shape."""
+    text = _short.repr(value)
+    return text if len(text) <= 160 else f"{text[:157]}..."
+
+
+def shown(value: Any) -> str:
+    """``value`` with its type before it, and the length of what is too long to show: ``list [1, 2]``."""
+    if _is_array(value):
+        return short(value)
+    text = short(value)
+    long = isinstance(value, Sized) and "..." in text and not isinstance(value, type)
+    return f"{type(value).__name__} {text}" + (f" of length {len(value)}" if long else "")
+
+
+def no_tensor(what: str, name: str, value: Any) -> str:
+    """The message for ``what``, called ``name`` in the program, which should be a tensor of torch."""
+    return f"{what} is {shown(value)}, and must be a torch.Tensor.\n  Pass {made_of(name, value)}."
+
+
+def made_of(name: str, value: Any) -> str:
+    """How to make a tensor of ``value``, called ``name``, for advice."""
+    numpy = type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+    return f"`torch.from_numpy({name})`" if numpy else f"a tensor, such as `torch.as_tensor({name})`"
+
+
+def _is_array(value: Any) -> bool:
+    """Whether ``value`` is a tensor of torch or an array of NumPy, or like one."""
+    if isinstance(value, type) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return False
+    return bool(value.shape != () or getattr(value, "is_cuda", False))
 
 
 class CompileError(PkError):
@@ -162,6 +217,10 @@ class SimulationError(PkError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.what, self.span, self.where)
+
+
+class EndlessLoop(SimulationError):
+    """A loop that took more turns than it may."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +379,10 @@ class RanksDisagree(PkError):
     """The ranks of a group do different things: other kernels, shapes or tensors.  Raised on every rank."""
 
 
+class ThreadsCollide(BackendError):
+    """Two threads of one rank were in calls of one group at once; the rank has left it."""
+
+
 class PeerFailed(BackendError):
     """Another rank raised, died or never came, so this one cannot go on; the message names that rank and why."""
 
@@ -329,7 +392,10 @@ class PeerLate(PeerFailed):
 
 
 class RankError(PkError):
-    """A rank of ``pk.spawn`` failed: ``rank`` says which, ``details`` is its traceback, ``__cause__`` the original."""
+    """A rank of ``pk.spawn`` failed: ``rank`` says which, ``__cause__`` is the original.
+
+    ``details``: its traceback; of a mistake in the use of pk, the user's frames alone.
+    """
 
     def __init__(self, rank: int, what: str, details: str = "") -> None:
         self.rank, self.what, self.details = rank, what, details

@@ -24,7 +24,7 @@ from pk import env, errors
 from pk.dsl.captures import Captures
 from pk.dsl.frontend import Specialization, TensorSpec, build, typed
 from pk.dsl.signature import Signature
-from pk.dsl.source import checked, global_name, unwrap
+from pk.dsl.source import MISSING, checked, global_name, unwrap
 from pk.dsl.values import plain
 from pk.ir import extents, ops, split, vectors
 from pk.ir import nodes as ir
@@ -63,7 +63,8 @@ def spec(dtype: Any, ndim: int) -> Spec:
     """A tensor of ``dtype`` (torch's, pk's, or a name) with ``ndim`` dimensions, for ``source()`` and friends."""
     if not isinstance(ndim, int) or isinstance(ndim, bool) or not 1 <= ndim <= 4:
         raise errors.ArgumentError(
-            f"pk.spec({dtype!r}, {ndim!r}): pk's tensors have 1 to 4 dimensions.\n  Pass the number of dimensions."
+            f"pk.spec({errors.short(dtype)}, {errors.short(ndim)}): pk's tensors have 1 to 4 dimensions.\n"
+            "  Pass the number of dimensions."
         )
     return Spec(as_dtype(dtype, "spec"), ndim)
 
@@ -215,7 +216,7 @@ class Kernel:
         self._programs: dict[tuple[Specialization, bool, int, bool], Program] = {}  # multicast, PK_SANITIZE, traced
         self._captures = Captures()  # of all programs
         self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # that remember launches
-        self._lock = threading.Lock()
+        self._lock, self.alike = threading.Lock(), False  # alike: not only tensors that peers address have one shape
         self._names = self.signature.names
         self._scalars = {p.name: p.default for p in self.signature.parameters if p.kind in ("int", "float")}
 
@@ -330,9 +331,7 @@ class Kernel:
                 rules.plain(value, name, f"kernel `{self.name}`")
                 tensors[name] = value
             elif value is not None or not self.signature.optional(name):
-                raise errors.ArgumentError(
-                    f"`{name}` of kernel `{self.name}` is {type(value).__name__} {value!r}, and must be a torch.Tensor."
-                )
+                raise errors.ArgumentError(errors.no_tensor(f"`{name}` of kernel `{self.name}`", name, value))
         scalars = {name: self.signature.scalar(name, bound[name]) for name in self.signature.scalars}
         return Call(tensors, scalars, sms), self._program({**bound, **tensors}, owner.tracer is not None)
 
@@ -340,8 +339,9 @@ class Kernel:
         most = owner.sms or MAX_SMS
         if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or not 1 <= sms <= most):
             raise errors.ArgumentError(
-                f"kernel `{self.name}` is called with sms={sms!r}, and this rank may fill 1 to {most} SMs.\n"
-                "  Pass a smaller number, or leave it out."
+                f"kernel `{self.name}` is called with sms={errors.short(sms)}, and this rank may fill 1 to {most} "
+                "SMs.\n"
+                f"  Pass a whole number from 1 to {most}, or leave it out."
             )
 
     def _request(self, program: Program, call: Call, group: Group) -> Request:
@@ -373,19 +373,17 @@ class Kernel:
         )
 
     def _identity(
-        self,
-        program: Program,
-        call: Call,
-        counters: dict[str, tuple[int, ...]],
+        self, program: Program, call: Call, counters: dict[str, tuple[int, ...]],
         scratch: dict[str, tuple[tuple[int, ...], DType]],
-    ) -> str:
+    ) -> str:  # fmt: skip
         """What all ranks must agree on: the program and the shapes of everything that peers address."""
-        symmetric = ", ".join(f"{name} {tuple(call.tensors[name].shape)}" for name in program.remote)
+        alike = [(n, tuple(call.tensors[n].shape)) for n in (call.tensors if self.alike else program.remote)]
         signals = ", ".join(f"{name} {shape}" for name, shape in counters.items())
         buffers = ", ".join(f"{name} {shape}" for name, (shape, _) in scratch.items())
         constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
         level = f"; PK_SANITIZE={program.sanitize}" * (program.sanitize > 0)
-        tensors = f"tensors: {program.types}; symmetric: {symmetric}{level}"
+        symmetric = ", ".join(f"{name} {shape}" for name, shape in alike)
+        tensors = f"tensors: {program.types}; {'shapes' if self.alike else 'symmetric'}: {symmetric}{level}"
         return f"{self.name}({constants}) {tensors}; signals: {signals}; scratch: {buffers}"
 
     # --------------------------------------------------------------------------------------------- specialising
@@ -446,7 +444,7 @@ class Kernel:
         if isinstance(value, torch.dtype | DType | str):
             return Spec(as_dtype(value, name), 2)
         raise errors.ArgumentError(
-            f"`{name}` of kernel `{self.name}` is {type(value).__name__} {value!r}, "
+            f"`{name}` of kernel `{self.name}` is {errors.shown(value)}, "
             "which says nothing of a tensor's type.\n  Pass a tensor, pk.spec(dtype, ndim), or a dtype (2-D)."
         )
 
@@ -490,9 +488,9 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(dtype.name, dtype.name))
 
 
-def kernel(fn: Callable[..., Any]) -> Kernel:
+def kernel(fn: Callable[..., Any] = MISSING, **options: Any) -> Kernel:
     """Decorator: make a tile function a kernel.  See the language reference in ``docs/language.md``."""
-    return Kernel(checked(fn, "pk.kernel"))
+    return Kernel(checked(fn, "pk.kernel", options))
 
 
 def debug_level() -> int:

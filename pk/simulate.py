@@ -52,7 +52,8 @@ def simulate_call(kernel: Kernel, program: Program, call: Call, group: Group) ->
     payload = {
         "tensors": {name: _portable(t) for name, t in call.tensors.items()},
         "dtypes": {name: t.dtype for name, t in call.tensors.items()},
-        "scalars": call.scalars, "shapes": _shapes(program, call), "sms": call.sms,
+        "scalars": call.scalars, "shapes": _shapes(kernel, program, call), "sms": call.sms,
+        "called": group.turn.told(), "team": group.team,
         "types": program.types, "places": {name: symm.place(call.tensors[name], group) for name in remote},
     }  # fmt: skip
     constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
@@ -84,6 +85,8 @@ def _simulate(kernel: Kernel, program: Program, ranks: list[dict[str, Any]]) -> 
     sms, seed = min([int(env.get("PK_SIM_SMS")) or DEFAULT_SMS, *limits]), int(env.get("PK_SEED"))
     substitute: Substitute | None = getattr(_here, "by", None) or (_everywhere[-1] if _everywhere else None)
     if substitute is not None:
+        teams: set[int] = getattr(substitute, "teams", set())
+        teams.add(ranks[0]["team"])
         substitute(program, args, sms, env.multicast()[0])
     else:
         simulate(program.ir, args, sms=sms, seed=seed, multicast=env.multicast()[0])
@@ -107,22 +110,25 @@ def _known_dtypes() -> set[torch.dtype]:
 
 def _raw(tensor: torch.Tensor) -> tuple[Any, Any]:
     """The storage of a CPU tensor as NumPy sees it, strides kept, and its pk dtype."""
-    import torch
+    from pk.sim.memory import storage_of
 
-    name = str(tensor.dtype).removeprefix("torch.").replace("float8_e4m3fn", "float8_e4m3")
-    dtype = DTYPES[name]
-    if dtype.name in ("float32", "int32"):
-        return tensor.detach().numpy(), dtype
-    bits = torch.int16 if dtype.bits == 16 else torch.uint8
-    array = tensor.detach().view(bits).numpy()
-    return (array.view("uint16") if dtype.bits == 16 else array), dtype
+    dtype = DTYPES[str(tensor.dtype).removeprefix("torch.").replace("float8_e4m3fn", "float8_e4m3")]
+    return tensors.numpy_view(tensor, storage_of(dtype)), dtype
 
 
-def _shapes(program: Program, call: Call) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(call.tensors[name].shape) for name in program.remote if name in call.tensors}
+def _shapes(kernel: Kernel, program: Program, call: Call) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that have one shape on all ranks."""
+    names = call.tensors if kernel.alike else program.remote
+    return {name: tuple(call.tensors[name].shape) for name in names if name in call.tensors}
 
 
 def _agree(kernel: Kernel, ranks: list[dict[str, Any]]) -> None:
+    calls = [rank["called"] for rank in ranks]
+    if all(calls) and len({(rank["types"], tuple(rank["shapes"].items())) for rank in ranks}) > 1:
+        raise errors.RanksDisagree(
+            f"the ranks make different calls at the same point:\n{differing(calls)}\n"
+            "  Pass the same shapes, dtypes, layouts and options on every rank."
+        )
     types = [rank["types"] for rank in ranks]
     if len(set(types)) > 1:
         raise errors.RanksDisagree(

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pk.errors import ArgumentError, TraceError
+from pk.errors import ArgumentError, TraceError, short
 from pk.timeline import Launch, Row, Timeline
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def trace(
 def _check(owner: Group, launches: int, notes: int, path: str | Path | None) -> None:
     for name, value, most in (("launches", launches, 4096), ("notes", notes, _MOST_NOTES)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ArgumentError(f"pk.trace: {name}={value!r} is not a whole number from 1 to {most}.\n  Leave it out.")
+            raise ArgumentError(
+                f"pk.trace: {name}={short(value)} is not a whole number from 1 to {most}.\n  Leave it out."
+            )
     if owner.backend == "sim":
         raise TraceError(
             "pk.trace measures GPUs, and this rank is simulated: the simulator has an order, but no clock.\n"

@@ -107,9 +107,9 @@ def test_operators_whose_dtypes_differ() -> None:
         kind = torch.float16 if rank == 2 else torch.bfloat16
         pk.ops.matmul_reduce_scatter(torch.ones(24, 8, dtype=kind), torch.ones(8, 8, dtype=kind))
 
-    assert "  ranks 0 and 1: a bfloat16[3], b bfloat16[2], c bfloat16[2]\n  rank 2: a float16[3]" in refused(
-        run, 3, errors.RanksDisagree
-    )
+    text = refused(run, 3, errors.RanksDisagree)
+    assert "ranks 0 and 1: pk.ops.matmul_reduce_scatter(a (24, 8) bfloat16, b (8, 8) bfloat16) at " in text
+    assert "rank 2: pk.ops.matmul_reduce_scatter(a (24, 8) float16, b (8, 8) float16) at " in text
 
 
 def test_dtypes_are_part_of_what_ranks_agree_on() -> None:
@@ -251,24 +251,35 @@ def counted(x: pk.Global, n: int):
 
 def test_the_limit_of_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(4, dtype=torch.int32)
-    counted(x, 1_200_000)
-    assert int(x[0]) == 1_200_000
+    counted(x, 100_000)
+    assert int(x[0]) == 100_000
+    with pytest.raises(errors.SimulationError) as caught:
+        counted(x, 100_001)
+    assert str(caught.value).startswith(
+        "a `while` has not ended after 100,000 turns; correct its condition, or set PK_SIM_STEPS higher (such as "
+        "PK_SIM_STEPS=100000000)\n"
+    )
+    assert "\n    while k < n:\n          ^^^^^\n" in str(caught.value)
+    assert str(caught.value).endswith("\n  in rank 0, block 0, team at task m=0")
     monkeypatch.setattr("pk.sim.loops.WHILE_TURNS", 50)
     counted(x, 50)
     with pytest.raises(errors.SimulationError) as caught:
         counted(x, 51)
     assert str(caught.value).startswith(
         "a `while` has not ended after 50 turns; correct its condition, or set PK_SIM_STEPS higher (such as "
-        "PK_SIM_STEPS=500)\n"
+        "PK_SIM_STEPS=100000000)\n"
     )
     monkeypatch.setenv("PK_SIM_STEPS", "51")
     counted(x, 51)
     assert pk.check(counted, x, 51, world_size=1, schedules=1, exhaustive=True).ok
-    with pytest.raises(errors.SimulationError, match="after 51 turns"):
+    with pytest.raises(errors.SimulationError, match=r"after 51 turns.*PK_SIM_STEPS=510"):
         counted(x, 52)
     found = pk.check(counted, x, 52, world_size=1, schedules=1, exhaustive=True)
     assert not found.ok
     assert "after 51 turns" in str(found)
+    found = pk.check(counted, x, 52, world_size=1, schedules=20, shrink=False)
+    assert found.schedules == 1
+    assert found.notes == ("no other schedule was run, because a loop did not end in this one",)
 
 
 def test_variables_of_the_device_are_read_on_the_simulator_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +447,7 @@ def test_empty_refuses(shape: Any, dtype: Any, error: type[Exception], text: str
 
 
 def test_symmetric_wants_a_tensor() -> None:
-    with pytest.raises(errors.ArgumentError, match=r"pk\.symmetric: \[1\] is list, and must be a torch.Tensor"):
+    with pytest.raises(errors.ArgumentError, match=r"pk\.symmetric: `tensor` is list \[1\], and must be a"):
         pk.symmetric([1])
     with pytest.raises(errors.ArgumentError, match=r"`tensor` of pk\.symmetric is a tensor of layout torch"):
         pk.symmetric(bf16(2, 2).to_sparse())

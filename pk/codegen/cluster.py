@@ -20,7 +20,8 @@ BLOCKS = 2  # of a cluster
 
 def cluster_of(block: ir.Block) -> int:
     """Blocks that take neighbouring tasks of a class together."""
-    return max((s.cluster for s in split.statements(block) if isinstance(s, ir.Tasks)), default=1)
+    tasks = (s for s in split.statements(split.beside_communicator(block)) if isinstance(s, ir.Tasks))
+    return max((s.cluster for s in tasks), default=1)
 
 
 def shared_loads(loader: ir.Block) -> tuple[ir.Do, ...]:

@@ -6,6 +6,7 @@ from pk.ir import nodes as ir
 from pk.ir import split
 
 BULK = frozenset({"store_async", "store_add_async"})
+LOADS = frozenset({"load_async"})  # no group holds them: their stage's barrier counts their bytes
 SIGNALS = frozenset({"signal", "signal_all"})
 BLOCKING = frozenset({"wait", "barrier"})
 
@@ -18,12 +19,13 @@ def behind(kernel: ir.Kernel, kind: ir.RoleKind, body: ir.Block) -> int:
     """
     inside = list(split.statements(body))
     done = {s.op for s in inside if isinstance(s, ir.Do)}
-    drained = [kernel.pipeline(s.pipeline).stages for s in inside if isinstance(s, ir.Stage)]
-    if kind != "storer" or not done & SIGNALS or not done <= BULK | SIGNALS | BLOCKING or not drained:
+    stages = [s for s in inside if isinstance(s, ir.Stage) and s.mode == "drain"]
+    drained = [kernel.pipeline(s.pipeline).stages for s in stages]
+    if kind != "storer" or not done & SIGNALS or not done <= BULK | LOADS | SIGNALS | BLOCKING or not drained:
         return 0
     if any(isinstance(e, ir.Call) for s in inside for e in split.walk(split.expressions(s))):
         return 0
-    held = [t for s in inside if isinstance(s, ir.Stage) for t in split.statements(s.body)]
+    held = [t for s in stages for t in split.statements(s.body)]
     if any(isinstance(t, ir.Do) and t.op not in BULK for t in held):
         return 0  # a signal between the stores of one stage: their group is not committed yet
     return min(drained) - 1

@@ -23,20 +23,20 @@ def communicator_blocks(c: ClassPlan, plan: Plan) -> str:
     return f"max(1, min(config::{c.prefix}sms, {room}))"
 
 
-def blocks(c: ClassPlan, plan: Plan) -> str:
-    """The number of blocks of a class; of pairs, if they take tasks in pairs."""
+def blocks(c: ClassPlan, plan: Plan, paired: bool = True) -> str:
+    """The number of blocks of a class; of pairs, if they take tasks in pairs and ``paired``."""
     whole = f"{c.prefix}blocks()"
     if not c.prefix:
         whole = "gridDim.x" + "".join(f" - {other.prefix}blocks()" for other in plan.communicators)
-    return _pairs(whole, c.cluster)
+    return _pairs(whole, c.cluster if paired else 1)
 
 
-def number(c: ClassPlan, plan: Plan) -> str:
+def number(c: ClassPlan, plan: Plan, paired: bool = True) -> str:
     """This block's number in its class, or that of its pair."""
     before = plan.communicators
     if c.prefix:
         before = before[: before.index(c)]
-    return _pairs("blockIdx.x" + "".join(f" - {other.prefix}blocks()" for other in before), c.cluster)
+    return _pairs("blockIdx.x" + "".join(f" - {other.prefix}blocks()" for other in before), c.cluster if paired else 1)
 
 
 def _pairs(text: str, cluster: int) -> str:

@@ -3,11 +3,6 @@ sites.
 
 The plan is frozen and prints as one table (``str(plan)``).  ``params`` lays out the parameter block from it and
 ``emit`` writes the text; neither decides anything.
-
-Register split: a block starts with 65536 / threads registers a thread, and setmaxnreg only moves them inside that
-pool.  384 threads: 168 each, moved to 232 for the consumers and 40 for the producer warpgroup, in which no role
-spills.  512 threads: 128 each; 160 / 32 leaves the producers too few (28 bytes spilled), 152 / 56 does not.  256
-threads: none.
 """
 
 from __future__ import annotations
@@ -16,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pk.artifact import Site
-from pk.codegen import cluster, deferred, layout, turns
+from pk.codegen import budget, cluster, deferred, layout, turns
 from pk.codegen.facts import Facts
 from pk.codegen.sites import remote_access, remote_windows, site_names, site_of, sites_of
 from pk.errors import NotConstant
+from pk.ir import communicator, split
 from pk.ir import nodes as ir
-from pk.ir import split
 from pk.ir.budget import tile_bytes
 from pk.ir.layout import Layouts, exchange_slots
 from pk.ir.layout import groups as warpgroups
@@ -29,11 +24,6 @@ from pk.ir.ops import TABLE
 from pk.ir.rules import RESERVED_SHARED
 from pk.ir.types import Tile
 
-# Threads of a block -> setmaxnreg of its consumers, of its producer warpgroup.
-REGISTERS = {384: (232, 40), 512: (152, 56)}
-# The same if roles of the producer warpgroup reckon with what they read from memory, or keep their place in two
-# pipelines and more: 40 spill a few.
-READING = REGISTERS | {384: (224, 56)}
 # TMA op -> positions of its operands: memory, shared tile.
 MOVES = {"load_async": (1, 0), "store_async": (0, 1), "store_add_async": (0, 1)}
 
@@ -94,6 +84,11 @@ class RolePlan:
     def name(self) -> str:
         """``loader``, or ``communicator loader`` in a communicator."""
         return self.kind if self.block_class == "compute" else f"{self.block_class} {self.kind}"
+
+    @property
+    def claims(self) -> bool:
+        """Whether its tasks are those that the block claims, where the blocks of its class do."""
+        return self.kind != "communicator"
 
     @property
     def all_warps(self) -> int:
@@ -201,6 +196,11 @@ class Plan:
         return self.threads // 32 - 2
 
     @property
+    def communicator_warp(self) -> bool:
+        """Whether the fourth of them is a role of the class that computes."""
+        return any(r.kind == "communicator" for r in self.compute.roles)
+
+    @property
     def poisoned_shared(self) -> int:
         """Bytes of shared memory that a sanitized block fills with NaN before it begins: the tiles of all classes."""
         return max(c.tile_bytes for c in self.classes)
@@ -258,7 +258,7 @@ def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0, trace: b
     return Plan(
         kernel=kernel,
         threads=threads,
-        registers=_registers(threads, classes[0]),
+        registers=budget.registers(kernel, threads, classes[0]),
         classes=classes,
         maps=_maps(roles, multicast),
         addressed=_addressed(roles),
@@ -277,17 +277,6 @@ def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0, trace: b
 
 
 # ---------------------------------------------------------------------------------------------- classes and roles
-def _registers(threads: int, compute: ClassPlan) -> tuple[int, int]:
-    """The register split of the class that computes."""
-    if not compute.warpgroups:
-        return (0, 0)
-    bodies = [r.body for r in compute.roles if r.warps == 1]
-    operands = split.walk(o for b in bodies for s in split.statements(b) for o in split.expressions(s))
-    reads = any(isinstance(o, ir.Call) and any(isinstance(m, ir.Memory) for m in o.operands) for o in operands)
-    busy = any(len({s.pipeline for s in split.statements(b) if isinstance(s, ir.Stage)}) > 1 for b in bodies)
-    return (READING if reads or busy else REGISTERS).get(threads, (0, 0))
-
-
 def _class(kernel: ir.Kernel, name: str, body: ir.Block, threads: int) -> ClassPlan:
     groups = split.warpgroups_of(body)
     roles = tuple(_role(kernel, name, kind, body, groups, threads) for kind in split.roles_of(body))
@@ -317,10 +306,13 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
         "consumer": (0, 4 * groups),
         "loader": (producers, 1),
         "storer": (producers + 1, 1),
+        "communicator": (producers + 3, 1),  # behind the launch warp
         "team": (0, producers),
     }[kind]
     # A team has no role blocks, so that the slice for any role is the team's code less the names nothing reads.
     mine = split.slice_role((*kernel.prologue, *body), "loader" if kind == "team" else kind)
+    if kind == "communicator":
+        mine = communicator.with_copies(kernel, mine)
     facts = Facts.of(mine)
     remote = any(remote_access(s, facts) for s in split.statements(mine))
     shared = cluster.shared_loads(mine) if kind == "loader" else ()

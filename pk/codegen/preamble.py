@@ -23,13 +23,14 @@ class Preamble:
         again = any(isinstance(s, ir.For | ir.While) and _contains_tasks(s.body) for s in split.statements(role.body))
         self.runs_on = len(self._loops) > 1 or again
         self.defers = 0 if plan.in_network else role.defers
+        self._dynamic = block_class.dynamic and role.claims
 
     @property
     def step(self) -> str:
         """C++ expression that goes on to the block's next task."""
-        if self._class.dynamic:
+        if self._dynamic:
             return f"task = {self._claim()}{' - tasks_before' * self.runs_on}"
-        return "task += " + (grid.blocks(self._class, self._plan) if self._plan.communicator is None else "blocks")
+        return "task += " + (self._number_of_blocks() if self._plan.communicator is None else "blocks")
 
     def begin(self) -> str:
         """State, prefetches, cursors, signals, the first task."""
@@ -41,8 +42,8 @@ class Preamble:
             signals=[self._signals(s) for s in self._plan.kernel.signals if s.name in self._used_signals()],
             blocks=self._blocks() if self._loops else "",
             task=self._first_task() if self._loops else "",
-            claims=self._class.dynamic,
-            begun=self._class.dynamic and self.runs_on,
+            claims=self._dynamic,
+            begun=self._dynamic and self.runs_on,
             turns=self._turns(),
             stagger=self._role.stagger,
             defers=self.defers,
@@ -50,7 +51,8 @@ class Preamble:
 
     def end(self) -> str:
         """What the role waits for before it leaves."""
-        filled = [shared_member(p) for p in self._pipelines() if self._fills(p)] if self._role.kind == "loader" else []
+        loads = self._role.kind in ("loader", "storer")
+        filled = [shared_member(p) for p in self._pipelines() if loads and self._fills(p)]
         return render.statement(
             "role_end",
             filled=filled,
@@ -83,12 +85,15 @@ class Preamble:
         return self._names.local(s.name, "signals"), [f"p.{self._params.member(k)}" for k in keys]
 
     def _blocks(self) -> str:
-        if self._plan.communicator is None or self._class.dynamic:
+        if self._plan.communicator is None or self._dynamic:
             return ""
-        return grid.blocks(self._class, self._plan)
+        return self._number_of_blocks()
+
+    def _number_of_blocks(self) -> str:
+        return grid.blocks(self._class, self._plan, paired=self._role.claims)
 
     def _first_task(self) -> str:
-        return self._claim() if self._class.dynamic else grid.number(self._class, self._plan)
+        return self._claim() if self._dynamic else grid.number(self._class, self._plan, paired=self._role.claims)
 
     def _claim(self) -> str:
         first = "true" if self._class.roles[0].kind == self._role.kind else "false"

@@ -57,6 +57,8 @@ class Registers:
     def declared(self, v: ir.Var) -> str:
         """The type that variable ``v`` is declared with: one that an mma adds to is an accumulator."""
         assert isinstance(v.type, Tile)
+        if v.type.space == "copied":
+            return _copied(v.type)
         kind = self.type(v.type, self._layouts.of_name(v.name))
         return f"accumulator<{kind.rows}, {kind.cols}>" if v.name in self.accumulators else str(kind)
 
@@ -69,8 +71,11 @@ class Registers:
         some kernels (C7518).
         """
         name, e = self._names.local(s.var.name), s.value
-        layout = self._layouts.of_name(s.var.name)
         lines = [f"{self.declared(s.var)} {name};"] if declare else []
+        if isinstance(s.var.type, Tile) and s.var.type.space == "copied":
+            self._copy(name, e, lines)
+            return lines
+        layout = self._layouts.of_name(s.var.name)
         if isinstance(e, ir.Call) and e.op == "full":
             if over and s.var.name in self.accumulators and e.attr("value") == 0:
                 return [*lines, f"zero({name});"]
@@ -89,6 +94,8 @@ class Registers:
 
         ``like``: the tile whose layout it must have, where ``e`` may name none.
         """
+        if isinstance(e, ir.Var | ir.Call) and isinstance(e.type, Tile) and e.type.space == "copied":
+            return self._names.local(e.name) if isinstance(e, ir.Var) else self._loaded_copy(e, lines)
         layout = self._layouts.of_name(like) if like else self._layouts.of(e)
         narrow = isinstance(e, ir.Call) and e.op == "cast" and isinstance(e.type, Tile) and e.type.dtype.bits < 32
         if isinstance(e, ir.Call) and (e.op == "columns" or narrow):
@@ -96,6 +103,24 @@ class Registers:
             source = self._tile(e.operands[0], layout, lines)
             return render.op(e.op, source, type=self.type(e.type, layout), **dict(e.attrs))
         return self._tile(e, layout, lines)
+
+    def _copy(self, name: str, e: ir.Operand, lines: list[str]) -> None:
+        """Let ``name`` hold a window of a tensor as it lies in memory (``ir.communicator``)."""
+        assert isinstance(e, ir.Call)
+        window, other = e.operands
+        assert isinstance(window, ir.Memory)
+        assert isinstance(e.type, Tile)
+        number = self._scalar(other, ARGUMENT)
+        lines.append(render.op(e.op, self._direct(window), number, target=name, copied=True))
+
+    def _loaded_copy(self, e: ir.Call, lines: list[str]) -> str:
+        """The same under a name of its own."""
+        self._temporaries += 1
+        name = self._names.local(f"loaded {self._temporaries}", "temporary", "loaded")
+        assert isinstance(e.type, Tile)
+        lines.append(f"{_copied(e.type)} {name};")
+        self._copy(name, e, lines)
+        return name
 
     def _tile(self, e: ir.Operand, layout: Layout, lines: list[str]) -> str:
         if isinstance(e, ir.Var):
@@ -252,6 +277,11 @@ def _padded(tile: Tile, layout: Layout) -> bool:
         return False
     short_rows = tile.cols > 1 and tile.cols % (layout.vector(tile.cols) * layout.lanes) != 0
     return short_rows or (tile.rows > 1 and tile.rows % layout.groups != 0)
+
+
+def _copied(tile: Tile) -> str:
+    """The C++ type of a tile that a warp only copies."""
+    return f"copied_tile<{tile.dtype.cuda}, {tile.rows}, {tile.cols}>"
 
 
 def _declared(kind: str, name: str, lines: list[str]) -> list[str]:

@@ -152,7 +152,7 @@ class Statements:
             self._lines.source(s.span)
             self._say("enter", at=self._at(s))
             self._path.entered = True
-        if self._path.accesses.must_meet(s) and self._role.warps > 1:
+        if self._path.accesses.must_meet(s) and (self._role.warps > 1 or self._role.kind == "communicator"):
             self._lines.source(s.span)
             self._say("meet")
 
@@ -274,8 +274,9 @@ class Statements:
             self._lines.open_source("{", s.span)
         else:
             self._lines.source(s.span)
-        self._say(f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, role=self._role.kind, at=self._at(s))
-        if self._role.kind == "loader" and s.mode == "fill" and inflight.only_loads(s.body):
+        loads = s.mode == "fill" and self._role.kind in ("loader", "storer")
+        self._say(f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, loads=loads, at=self._at(s))
+        if loads and inflight.only_loads(s.body):
             self._loads(s.body, scope, ring, held)
         else:
             self._block(s.body, scope)
@@ -324,7 +325,7 @@ class Statements:
     def _leave(self, s: ir.Stage, ring: str) -> None:
         """Give the stage up: at once, or with the next one of its pipeline if mma or stores are still reading it."""
         if s.mode == "fill":
-            self._say("fill_end", ring=ring, role=self._role.kind)
+            self._say("fill_end", ring=ring, loads=self._role.kind in ("loader", "storer"))
             return
         how = "mma" if self._path.multiplying else "store" if self._role.kind == "storer" else "now"
         self._say("drain_end", ring=ring, how=how, deferred=self._preamble.defers)
@@ -404,6 +405,8 @@ class Statements:
         if s.op == "store":
             kind = s.operands[1].type  # type: ignore[union-attr]
             attrs["type"] = self._registers.type(kind, self._registers.layout(s.operands[1]))  # type: ignore[arg-type]
+        if s.op == "store_global" and s.operands[1].type.space == "copied":  # type: ignore[union-attr]
+            attrs["copied"] = True
         written = s.operands[0] if s.op == "store" else None
         private = written.field if isinstance(written, ir.Shared) and written.private else ""
         if private:

@@ -11,7 +11,10 @@ from pk.dsl.captures import Captures
 from pk.dsl.values import PipelineValue, ScratchValue, SharedValue, SignalsValue
 from pk.ir import index, rules, vectors
 from pk.ir import nodes as ir
+from pk.ir.communicator import has_roles
 from pk.ir.split import walk
+
+COMMUNICATOR_WARP = "communicator warp"  # the place of ``with pk.communicator():``
 
 
 class Builder:
@@ -33,6 +36,7 @@ class Builder:
         self.prologue: list[ir.Statement] = []
         self.compute: list[ir.Statement] = []
         self.communicators: list[ir.Communicator] = []
+        self.communicator: ir.Span | None = None  # of the communicator warp
         self.definitions: dict[str, ir.Expr] = {}  # prologue variables in terms of dims, rank, world, parameters
         self.used: set[str] = set()
         self.block: list[ir.Statement] = self.prologue
@@ -124,6 +128,23 @@ class Builder:
             self.where, self.owner, self.doubtful, self.roles_seen = saved
 
     @contextmanager
+    def in_communicator_warp(self, span: ir.Span) -> Iterator[list[ir.Statement]]:
+        """The body of the communicator warp; its variables are its own, and so are its task loops."""
+        saved = self.where, self.owner, self.doubtful
+        self.where = self.owner = COMMUNICATOR_WARP
+        self.doubtful, self.communicator = [], span  # all that a team may do
+        try:
+            with self.nested(kept=False) as block:
+                yield block
+        finally:
+            self.where, self.owner, self.doubtful = saved
+
+    @property
+    def in_warp(self) -> bool:
+        """Whether the reader stands in the communicator warp."""
+        return self.where == COMMUNICATOR_WARP
+
+    @contextmanager
     def in_stage(self, pipeline: str, mode: Literal["fill", "drain"]) -> Iterator[list[ir.Statement]]:
         """The body of a fill or drain."""
         self.held[pipeline] = mode
@@ -137,13 +158,13 @@ class Builder:
     @property
     def place(self) -> str:
         """The role here, or ``shared``."""
-        return self.role.kind if self.role else "shared"
+        return self.role.kind if self.role else "communicator" if self.in_warp else "shared"
 
     def require(self, op: str, span: ir.Span) -> None:
         """Check that ``op`` may stand here.  Outside roles the answer may have to wait for the end of the class."""
         from pk.ir.ops import TABLE
 
-        if self.role is None and "shared" not in TABLE[op].roles and "team" in TABLE[op].roles:
+        if self.place == "shared" and "shared" not in TABLE[op].roles and "team" in TABLE[op].roles:
             self.doubtful.append((op, span))
             return
         rules.place(op, self.place, span)
@@ -194,7 +215,7 @@ class Builder:
         """A shared tile outside a pipeline, as an operand.  Its first use makes it a tile of the consumer here."""
         assert value.tile is not None
         if self.role is None or self.role.kind != "consumer":
-            here = f"in a {self.role.kind}" if self.role else "outside role blocks"
+            here = "outside role blocks" if self.place == "shared" else f"in a {self.place}"
             raise errors.WrongRole(
                 f"the shared tile `{value.name}` is used {here}",
                 span,
@@ -214,6 +235,8 @@ class Builder:
     def finish(self, name: str, constants: tuple[tuple[str, object], ...], span: ir.Span) -> ir.Kernel:
         """The kernel.  Pipelines that nothing uses are left out: they would only take shared memory."""
         self.settle()
+        if self.communicator is not None:
+            has_roles(tuple(self.compute), self.communicator)
         pipelines = tuple(
             ir.Pipeline(p.name, p.stages, p.tiles, p.owner, p.span) for p in self.pipelines if p.owner is not None
         )

@@ -78,6 +78,12 @@ def call(r: Expressions, fn: Any, args: list[Any], kwargs: Arguments, node: ast.
 
 def _bound(fn: Callable[..., Any], args: list[Any], kwargs: Arguments, span: ir.Span) -> Arguments:
     signature = inspect.signature(fn)
+    if fn is language.range and (len(args) == 3 or "step" in kwargs):
+        raise errors.WrongOperand(
+            "a range with a step", span,
+            "Loops at run time have none: write `for j in range(5): ... j * 2` for range(0, 10, 2); pk.static_range, "
+            "which is unrolled, has one.",
+        )  # fmt: skip
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as e:
@@ -222,7 +228,7 @@ def _flag(name: str, value: Any, span: ir.Span) -> bool:
 
 
 def _communicator(r: Expressions, a: Arguments, span: ir.Span) -> CommunicatorValue:
-    return CommunicatorValue(integer("sms=", a["sms"], span))
+    return CommunicatorValue(None if a["sms"] is None else integer("sms=", a["sms"], span))
 
 
 # --------------------------------------------------------------------------------------- scalars and tiles
@@ -270,7 +276,9 @@ def _full(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
         )
     if element.kind == "int" and not -(2**31) <= value < 2**31:  # NaN, too
         raise errors.WrongOperand(
-            f"the value of pk.full is {value!r}, which does not fit {element}", span, "Use -2147483648 to 2147483647."
+            f"the value of pk.full is {errors.short(value)}, which does not fit {element}",
+            span,
+            "Use -2147483648 to 2147483647.",
         )
     value = int(value) if element.kind == "int" else tiles.number(value)
     return ir.Call("full", (), tile, (("value", value),), span)

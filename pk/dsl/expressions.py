@@ -162,6 +162,8 @@ class Expressions(Scope):
             self._operand(op, y, span)
             other = (x if is_tile(x) else y).type.dtype
             x, y = (tiles.like(v, other) for v in (x, y))
+            if op in ("//", "%") and isinstance(y, int) and y == 0:
+                raise errors.WrongOperand(f"`{op}` divides by zero", span, "Check the divisor.")
             x, y = index.lift(x, span), index.lift(y, span)
             return ir.Binary(cast(ir.BinaryOp, op), x, y, rules.tile_binary(op, x.type, y.type, span), span)
         self._operand(op, x, span)

@@ -186,10 +186,14 @@ def storer() -> Any:
     _outside("storer")
 
 
-def communicator(sms: Any) -> Any:
+def communicator(sms: Any = None) -> Any:
     """``with pk.communicator(sms=8):`` whole SMs that run only this body.
 
     A kernel may have several; they are clipped so that half of the blocks compute.
+
+    ``with pk.communicator():`` one warp beside the role blocks of every thread block that computes, for copies between
+    ranks that should cost no SM.  It works on register tiles, like a class without role blocks: ``load``, ``store``,
+    signals, loops, and task loops of its own, dealt to the blocks in turn; it has no stages.  A kernel has one.
     """
     _outside("communicator")
 

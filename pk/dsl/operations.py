@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from pk import errors
 from pk.dsl import language, vectors
 from pk.dsl.arguments import integer
-from pk.dsl.values import At, ChosenValue, CopyValue, SharedValue, SignalsValue, TensorValue, describe, is_tile
+from pk.dsl.values import (
+    At,
+    ChosenValue,
+    CopyValue,
+    SharedValue,
+    SignalsValue,
+    TensorValue,
+    describe,
+    is_scalar,
+    is_tile,
+)
 from pk.ir import index, multiply, rules
 from pk.ir import nodes as ir
 from pk.ir.types import Tile
@@ -32,6 +42,20 @@ def _shared(r: Expressions, op: str, value: Any, span: ir.Span) -> ir.Shared:
         )  # fmt: skip
     rules.stage(op, value, r.b.held, span)
     return value
+
+
+def unswapped(op: str, tile: Any, tensor: Any, span: ir.Span) -> None:
+    """Raise WrongOperand if ``tile`` and ``tensor`` are each the other one."""
+    if not isinstance(tile, TensorValue | CopyValue):
+        return
+    if is_tile(tensor) or is_scalar(tensor) or isinstance(tensor, ir.Shared | SharedValue):
+        load = op == "load_async"
+        raise errors.WrongOperand(
+            f"pk.load_async to {describe(tile)} from {describe(tensor)}" if load else
+            f"pk.{op} to {describe(tensor)} of {describe(tile)}", span,
+            "Destination and source are swapped: write pk.load_async(tile, tensor, coord)." if load else
+            f"Destination and value are swapped: write pk.{op}(tensor, tile, coord).",
+        )  # fmt: skip
 
 
 def coordinate(coord: Any, ndim: int, tile: tuple[int, ...], what: str, span: ir.Span) -> tuple[ir.Expr, ...]:
@@ -92,6 +116,7 @@ def _counter(sig: Any, at: Any, span: ir.Span) -> ir.Signal:
 # ------------------------------------------------------------------------------------------------- handlers
 def _load_async(r: Expressions, a: Arguments, span: ir.Span) -> None:
     r.b.require("load_async", span)
+    unswapped("load_async", a["t"], a["x"], span)
     t = _shared(r, "load_async", a["t"], span)
     r.b.emit(ir.Do("load_async", (t, _memory(r, "load_async", a["x"], t, a["coord"], span)), (), span))
 
@@ -99,6 +124,7 @@ def _load_async(r: Expressions, a: Arguments, span: ir.Span) -> None:
 def _store_async(op: str) -> Handler:
     def handler(r: Expressions, a: Arguments, span: ir.Span) -> None:
         r.b.require(op, span)
+        unswapped(op, a["t"], a["x"], span)
         t = _shared(r, op, a["t"], span)
         r.b.emit(ir.Do(op, (_memory(r, op, a["x"], t, a["coord"], span), t), (), span))
 
@@ -119,6 +145,11 @@ def load_shared(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
 def store_shared(r: Expressions, a: Arguments, span: ir.Span) -> None:
     """``store(t, r)``."""
     r.b.require("store", span)
+    if is_tile(a["t"]) and isinstance(a["r"], ir.Shared | SharedValue):
+        raise errors.WrongOperand(
+            f"pk.store to {describe(a['t'])} of {describe(a['r'])}", span,
+            "Destination and value are swapped: write pk.store(shared tile, register tile).",
+        )  # fmt: skip
     t, value = _shared(r, "store", a["t"], span), a["r"]
     if not is_tile(value):
         raise errors.WrongOperand(

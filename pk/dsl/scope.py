@@ -159,7 +159,7 @@ class Scope:
         number = isinstance(value, int | float)
         if not (is_expr(value) or number):
             raise errors.NameChangesType(
-                f"`{name}` is {_kind(var.type)} and is assigned {type(value).__name__} {value!r}",
+                f"`{name}` is {_kind(var.type)} and is assigned {errors.shown(value)}",
                 span,
                 "A run-time value keeps its type for life: use another name.",
             )

@@ -59,7 +59,7 @@ class Signature:
                 )
             if kind in ("global", "parallel") and p.default is not p.empty and p.default is not None:
                 raise errors.WrongDeclaration(
-                    f"tensor parameter `{p.name}` of kernel `{fn.__name__}` has the default {p.default!r}",
+                    f"tensor parameter `{p.name}` of kernel `{fn.__name__}` has the default {errors.short(p.default)}",
                     spans.of(p.name),
                     "A tensor has no default, or None: then it may be absent, and folds to None.",
                 )
@@ -126,7 +126,7 @@ class Signature:
             hash(value)
         except TypeError:
             raise errors.ArgumentError(
-                f"constexpr `{name}` of kernel `{self.kernel}` is {type(value).__name__} {value!r}, "
+                f"constexpr `{name}` of kernel `{self.kernel}` is {errors.shown(value)}, "
                 "which cannot be hashed.\n"
                 "  Pass a number, a string, a dtype or a tuple of these."
             ) from None
@@ -145,7 +145,7 @@ class Signature:
         if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         raise errors.ArgumentError(
-            f"`{name}` of kernel `{self.kernel}` is {type(value).__name__} {value!r}, and must be {_article(kind)}.\n"
+            f"`{name}` of kernel `{self.kernel}` is {errors.shown(value)}, and must be {_article(kind)}.\n"
             f"  Pass a Python {kind}."
         )
 

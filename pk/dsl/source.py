@@ -16,7 +16,7 @@ from typing import Any
 from pk import errors
 from pk.ir.nodes import Span
 
-MISSING = object()
+MISSING: Any = object()
 
 
 class Source:
@@ -100,19 +100,25 @@ def _characters(line: str, offset: int) -> int:
     return offset if line.isascii() else len(line.encode()[:offset].decode(errors="ignore"))
 
 
-def checked(fn: Any, decorator: str) -> Any:
-    """``fn``, if it is a function written with ``def``.  Raises ArgumentError for anything else."""
+def checked(fn: Any, decorator: str, options: dict[str, Any]) -> Any:
+    """``fn``, if it is a function written with ``def``.  Raises ArgumentError for anything else, and for options."""
+    if fn is MISSING or options:
+        shown = ", ".join(f"{name}={errors.short(value)}" for name, value in options.items())
+        raise errors.ArgumentError(
+            f"@{decorator}({shown}) {'has options' if options else 'is given no function'}.\n"
+            f"  Write @{decorator} alone on the line before `def`; constants of a kernel are pk.constexpr parameters."
+        )
     inner = unwrap(fn) if callable(fn) else fn
     what, advice = "", f"Decorate a function written with `def`: @{decorator}."
     if isinstance(fn, functools.partial):
-        what = f"is {fn!r}"
+        what = f"is {errors.short(fn)}"
         advice = "Decorate the function itself, and pass the bound values in the call or as pk.constexpr defaults."
     elif isinstance(fn, type):
         what = f"is the class `{fn.__name__}`"
     elif inspect.ismethod(inner):
         what = f"is the method `{inner.__qualname__}`"
     elif not inspect.isfunction(inner):
-        what = f"is {type(fn).__name__} {fn!r}" + (", which has no Python source" if callable(fn) else "")
+        what = f"is {errors.shown(fn)}" + (", which has no Python source" if callable(fn) else "")
     elif inner.__name__ == "<lambda>":
         what = f"is a lambda ({inner.__code__.co_filename}, line {inner.__code__.co_firstlineno})"
     elif inner.__code__.co_flags & (inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):

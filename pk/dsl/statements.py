@@ -28,8 +28,9 @@ from pk.dsl.values import (
     is_expr,
 )
 from pk.dsl.while_loops import read_while
-from pk.ir import index
+from pk.ir import communicator, index
 from pk.ir import nodes as ir
+from pk.ir.rules import listed
 from pk.ir.split import statements, walk
 from pk.ir.types import INT
 
@@ -321,6 +322,8 @@ class Reader(Expressions):
             variables.append(var)
             bindings.append((name, _rank(extent, var, self.span(stmt.iter)) if isinstance(extent, RanksFrom) else var))
         extents = tuple(e.count if isinstance(e, RanksFrom) else e for e in over.extents)
+        if self.b.in_warp:
+            communicator.dealt(over.dynamic, over.cluster, span)
         self.b.tasks = True
         with self.b.nested() as block:
             self._loop_body(stmt, bindings)
@@ -351,15 +354,14 @@ class Reader(Expressions):
         else:
             raise self.unsupported(
                 item.context_expr, f"`with` on {describe(value)}",
-                "Use pk.loader(), pk.consumer(), pk.storer(), pk.communicator(sms=), p.fill() or p.drain().",
+                "Use pk.loader(), pk.consumer(), pk.storer(), pk.communicator(), p.fill() or p.drain().",
             )  # fmt: skip
         return None
 
     def _role(self, role: RoleValue, rest: list[ast.withitem], stmt: ast.With, span: ir.Span) -> None:
-        if self.b.role is not None:
-            raise errors.WrongRole(
-                f"pk.{role.kind} inside a {self.b.role.kind}", span, "Roles stand side by side in shared code."
-            )
+        if self.b.place != "shared":
+            advice = "Roles stand side by side in shared code." if self.b.role else communicator.NO_ROLES
+            raise errors.WrongRole(f"pk.{role.kind} inside a {self.b.place}", span, advice)
         self.b.begin()
         before = dict(self.frame.names)
         made = ir.Role(role.kind, (), role.warpgroups, span, role.teams, role.stagger)
@@ -373,15 +375,19 @@ class Reader(Expressions):
 
     def _communicator(self, value: CommunicatorValue, rest: list[ast.withitem], stmt: ast.With, span: ir.Span) -> None:
         if self.b.depth or self.b.role is not None or self.b.where.startswith("communicator"):
-            raise errors.WrongRole(
-                "pk.communicator inside a loop, branch or role", span, "It stands at the top of the kernel."
-            )
-        sms = self.b.closed(integer("sms=", value.sms, span), "sms=", span)
+            raise errors.WrongRole(communicator.INSIDE, span, communicator.TOP)
+        warp = value.sms is None
+        if warp and self.b.communicator is not None:
+            raise communicator.twice(self.b.communicator, span)
+        sms = ir.const(0) if warp else self.b.closed(integer("sms=", value.sms, span), "sms=", span)
         self.b.begin()
         before = dict(self.frame.names)
-        with self.b.in_communicator() as block:
+        with self.b.in_communicator_warp(span) if warp else self.b.in_communicator() as block:
             self.no_return(self._with(rest, stmt), "the communicator")
-        self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
+        if warp:
+            self.b.emit(ir.Role("communicator", tuple(block), 0, span))
+        else:
+            self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
         self.leave(before, "It belongs to the communicator: compute `{name}` at the top of the kernel, or again here.")
 
     def _stage(self, value: StageMethod, item: ast.withitem, rest: list[ast.withitem], stmt: ast.With) -> Flow:
@@ -406,14 +412,11 @@ class Reader(Expressions):
 
     def _may_stage(self, value: StageMethod, span: ir.Span) -> None:
         pipeline, mode = value.pipeline, value.mode
-        allowed = {"fill": ("loader", "consumer"), "drain": ("consumer", "storer")}[mode]
+        allowed = {"fill": ("loader", "consumer", "storer"), "drain": ("consumer", "storer")}[mode]
         if self.b.role is None or self.b.role.kind not in allowed:
-            here = f"in a {self.b.role.kind}" if self.b.role else "outside role blocks"
-            raise errors.WrongRole(
-                f"`{pipeline.name}.{mode}()` may not stand {here}",
-                span,
-                f"A pipeline is {mode}ed by a {' or '.join(allowed)}.",
-            )
+            here = "outside role blocks" if self.b.place == "shared" else f"in a {self.b.place}"
+            advice = communicator.NO_ROLES if self.b.in_warp else f"A pipeline is {mode}ed by a {listed(allowed)}."
+            raise errors.WrongRole(f"`{pipeline.name}.{mode}()` may not stand {here}", span, advice)
         if pipeline.name in self.b.held:
             raise errors.PipelineMisused(
                 f"a stage of `{pipeline.name}` inside a stage of `{pipeline.name}`",

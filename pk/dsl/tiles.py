@@ -183,6 +183,7 @@ def _load(r: Expressions, a: Arguments, span: ir.Span) -> Any:
 
 def _store(r: Expressions, a: Arguments, span: ir.Span) -> None:
     x, value = a["t"], a["r"]
+    operations.unswapped("store", value, x, span)
     if not is_tensor(x):
         for name in ("coord", "rows"):
             if a[name] is not None:

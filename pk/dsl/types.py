@@ -59,12 +59,15 @@ class Function:
         )
 
 
-def function(fn: Callable[..., Any]) -> Function:
+_LEFT_OUT: Any = object()
+
+
+def function(fn: Callable[..., Any] = _LEFT_OUT, **options: Any) -> Function:
     """Decorator: a helper that kernels expand in place.
 
     Tensors, pipelines and shared tiles pass by reference, scalars and register tiles by value: a helper returns what
     it computes, in one ``return`` at its end (branches on Python values may each have one).
     """
-    from pk.dsl.source import checked
+    from pk.dsl.source import MISSING, checked
 
-    return Function(checked(fn, "pk.function"))
+    return Function(checked(MISSING if fn is _LEFT_OUT else fn, "pk.function", options))

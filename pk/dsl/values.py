@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.types import DType, Scalar, Tile
 
@@ -172,7 +173,7 @@ class RoleValue:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorValue:
-    """``pk.communicator(sms=)``."""
+    """``pk.communicator(sms=)``; None: a warp of every block that computes."""
 
     sms: Any
 
@@ -261,4 +262,4 @@ def describe(value: Any) -> str:
         return names[type(value)]
     if isinstance(value, tuple) and not is_folded(value):
         return f"a tuple of {len(value)}"
-    return f"{type(value).__name__} {value!r}"
+    return errors.shown(value)

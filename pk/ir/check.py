@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pk import errors
-from pk.ir import budget, collective, layout, multiply, results, rules, vectors
+from pk.ir import budget, collective, communicator, layout, multiply, results, rules, vectors
 from pk.ir import nodes as ir
 from pk.ir.balance import balance
 from pk.ir.ops import TABLE
@@ -19,7 +19,7 @@ from pk.ir.split import roles_of, statements
 from pk.ir.types import BOOL, FLOAT, INT, Scalar, Tile, Type
 
 Names = dict[str, Type]
-_STAGES = {"fill": ("loader", "consumer"), "drain": ("consumer", "storer")}
+_STAGES = {"fill": ("loader", "consumer", "storer"), "drain": ("consumer", "storer")}
 
 
 def check(kernel: ir.Kernel) -> None:
@@ -35,6 +35,7 @@ def check(kernel: ir.Kernel) -> None:
         walk.statement(s, names)
     for c in kernel.communicators:
         walk.integer("sms=", c.sms, {}, c.span)
+    communicator.communicator(kernel)
     for name, body in (*kernel.classes[1:], kernel.classes[0]):
         _class(kernel, name, body, dict(names))
     schedule(kernel)
@@ -71,7 +72,7 @@ def _class(kernel: ir.Kernel, name: str, block: ir.Block, names: Names) -> None:
     """One class of blocks."""
     roles = roles_of(block)
     _consumers_agree(block)
-    walk = _Walk(kernel, name, "team" if roles == ("team",) else "shared")
+    walk = _Walk(kernel, name, "team" if roles == ("team",) else "shared", top=dict(names))
     walk.block(block, names)
     walk.pipelines()
 
@@ -103,6 +104,7 @@ class _Walk:
     tasks: bool = False
     held: dict[str, str] = field(default_factory=dict)
     users: dict[tuple[str, str], dict[str, ir.Span]] = field(default_factory=dict)  # (pipeline, mode) -> roles
+    top: Names = field(default_factory=dict)  # names of the prologue: all that a communicator warp sees
 
     # ------------------------------------------------------------------------------------------ statements
     def block(self, block: ir.Block, names: Names) -> None:
@@ -145,7 +147,7 @@ class _Walk:
         names[s.var.name] = kind
 
     def _tasks(self, s: ir.Tasks, names: Names) -> None:
-        if self.tasks or self.role not in ("shared", "team"):
+        if self.tasks or self.role not in ("shared", "team", "communicator"):
             where = "another task loop" if self.tasks else f"a {self.role}"
             raise errors.WrongRole(
                 f"pk.tasks inside {where}", s.span, "Task loops stand in shared code; use pk.range here."
@@ -168,7 +170,7 @@ class _Walk:
                 f"pk.{s.kind} inside a {self.role}", s.span, "Roles stand side by side in shared code."
             )
         self.role, self.warpgroups = s.kind, s.warpgroups
-        self.block(s.body, dict(names))
+        self.block(s.body, dict(self.top if s.kind == "communicator" else names))
         self.role, self.warpgroups = "shared", 0
 
     def _stage(self, s: ir.Stage, names: Names) -> None:
@@ -181,7 +183,7 @@ class _Walk:
             here = f"in a {self.role}" if self.role not in ("shared", "team") else "outside role blocks"
             raise errors.WrongRole(
                 f"`{s.pipeline}.{s.mode}()` may not stand {here}", s.span,
-                f"A pipeline is {s.mode}ed by a {' or '.join(_STAGES[s.mode])}.",
+                f"A pipeline is {s.mode}ed by a {rules.listed(_STAGES[s.mode])}.",
             )  # fmt: skip
         if pipeline.owner != self.owner:
             raise errors.PipelineMisused(

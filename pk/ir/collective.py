@@ -28,7 +28,7 @@ def reduced(
 ) -> tuple[int, ...]:
     """``reduce`` of windows of ``shape`` of ``source`` into ``to`` (``all_reduce``: the same tensor); the shape."""
     if how not in OPS:
-        raise errors.WrongOperand(f"pk.{op} with op={how!r}", span, f"Use {listed(repr(o) for o in OPS)}.")
+        raise errors.WrongOperand(f"pk.{op} with op={errors.short(how)}", span, f"Use {listed(repr(o) for o in OPS)}.")
     extents = cast("tuple[int, ...]", shape)
     if len(extents) not in (1, 2) or any(extent < 1 for extent in extents):
         raise errors.WrongTileShape(

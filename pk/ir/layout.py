@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pk import errors
+from pk.ir import communicator, split
 from pk.ir import nodes as ir
-from pk.ir import split
 from pk.ir.types import Tile
 
 LANES = 32
@@ -185,6 +185,11 @@ def check(kernel: ir.Kernel) -> None:
             if role in ("consumer", "team"):
                 body, warps = role_body(block, role), role_warps(kernel, block, role)
                 _check_role(Layouts(body, warps), body)
+            elif role == "communicator":
+                body = communicator.with_copies(kernel, role_body(block, role))
+                most = communicator.WIDE_WORDS if has_wide(kernel) else communicator.WORDS[groups(kernel)]
+                _check_copies(body, most)
+                _check_role(Layouts(body, 1), body, most)
 
 
 def role_body(block: ir.Block, role: ir.RoleKind) -> ir.Block:
@@ -193,10 +198,10 @@ def role_body(block: ir.Block, role: ir.RoleKind) -> ir.Block:
 
 
 def role_warps(kernel: ir.Kernel, block: ir.Block, role: ir.RoleKind) -> int:
-    """Warps of a consumer or team of the class ``block``: a team has all that the launch's consumers could have."""
+    """Warps of a role of the class ``block``: a team has all that the launch's consumers could have."""
     if role == "consumer":
         return GROUP_WARPS * split.warpgroups_of(block)
-    return GROUP_WARPS * groups(kernel)
+    return GROUP_WARPS * groups(kernel) if role == "team" else 1
 
 
 def groups(kernel: ir.Kernel) -> int:
@@ -208,14 +213,34 @@ def groups(kernel: ir.Kernel) -> int:
     return max(wanted)
 
 
-def _check_role(found: Layouts, body: ir.Block) -> None:
+def has_wide(kernel: ir.Kernel) -> bool:
+    """Whether the accumulators of the class that computes leave a communicator warp beside them few registers."""
+    if "consumer" not in split.roles_of(kernel.compute):
+        return False
+    body = split.slice_role(kernel.compute, "consumer")
+    found = Layouts(body, role_warps(kernel, kernel.compute, "consumer"))
+    tiles = {s.var.name: s.var.type for s in split.statements(body) if isinstance(s, ir.Assign) and is_grouped(s.var)}
+    names = {n for s in split.statements(body) if isinstance(s, ir.Do) and s.op == "mma" for n in _names(s.operands[0])}
+    taken = sum(found.of_name(n).elements(tiles[n]) for n in names if n in tiles)  # type: ignore[arg-type,misc]
+    return taken > communicator.WIDE[groups(kernel)]
+
+
+def _check_copies(body: ir.Block, most: int) -> None:
+    """What tiles that a communicator warp only copies need of registers."""
+    for s in split.statements(body):
+        for e in split.walk(split.expressions(s)):
+            if isinstance(e, ir.Call) and isinstance(e.type, Tile) and e.type.space == "copied":
+                communicator.fits(communicator.registers(e.type), e.type.shape, most, e.span)
+
+
+def _check_role(found: Layouts, body: ir.Block, most: int = MAX_ELEMENTS) -> None:
     for s in split.statements(body):
         layout = found.of_statement(s)
         if layout is None:
             continue
         for e in split.walk(_whole(s)):
             if is_grouped(e):
-                _fits(found, layout, e, s)
+                _fits(found, layout, e, s, most)
             if isinstance(e, ir.Call) and e.op == "columns":
                 _cut(layout, e)
 
@@ -225,7 +250,7 @@ def _whole(s: ir.Statement) -> tuple[ir.Operand, ...]:
     return (s.var, *split.expressions(s)) if isinstance(s, ir.Assign) else split.expressions(s)
 
 
-def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement) -> None:
+def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement, most: int) -> None:
     """Whether ``layout`` can hold tile ``e`` of statement ``s``."""
     tile: Tile = e.type  # type: ignore[union-attr, assignment]
     span = s.span if isinstance(e, ir.Var) or not e.span.line else e.span
@@ -248,7 +273,9 @@ def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement) -> Non
                 f"Columns must be a multiple of {MMA_STEP}, or 1. {advice}",
             )
     named = isinstance(e, ir.Var) or (isinstance(e, ir.Call) and e.op in ("load", "load_global", "full"))
-    if named and layout.elements(tile) > MAX_ELEMENTS:
+    if named and layout.warps == 1:
+        communicator.fits(layout.elements(tile), tile.shape, most, span)
+    elif named and layout.elements(tile) > MAX_ELEMENTS:
         raise errors.TileTooLarge(
             f"a register tile {tile.shape} needs {layout.elements(tile)} registers of each of the role's "
             f"{LANES * layout.warps} threads, and they have at most {MAX_ELEMENTS}",
@@ -283,7 +310,7 @@ def exchanged(e: ir.Call, layout: Layout) -> int:
     source: Tile = e.operands[0].type  # type: ignore[union-attr, assignment]
     if e.attr("axis") == 1:
         return int(layout.kind == "linear" and layout.share > 1 and source.cols > 1)
-    return EXCHANGE_SLOTS if source.rows > 1 else 0
+    return EXCHANGE_SLOTS if source.rows > 1 and layout.warps > 1 else 0
 
 
 def exchange_slots(body: ir.Block, layouts: Layouts) -> int:

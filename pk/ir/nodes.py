@@ -286,13 +286,15 @@ class If:
     span: Span = _span()
 
 
-RoleKind = Literal["loader", "consumer", "storer", "team"]
+RoleKind = Literal["loader", "consumer", "storer", "communicator", "team"]
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """``with pk.loader()`` / ``consumer(warpgroups=n)`` / ``storer()``.  Statements outside roles are replicated.
 
+    ``communicator``: ``with pk.communicator():``, one warp beside the other roles of every block that computes.  It
+    stands at the top of ``Kernel.compute``, at most once, and sees nothing of it: its task loops are its own.
     ``warpgroups``: those that share a tile.  ``teams`` of so many take tasks in turn (``pingpong``), each a whole tile.
     ``stagger``: the warpgroups issue their mma in turn.
     """

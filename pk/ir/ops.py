@@ -50,7 +50,7 @@ TABLE: dict[str, Op] = _rows(
     Op(
         "load_async",
         ("shared", "memory"),
-        LOADER,
+        LOADER | STORER,
         "tensor -> stage; outside the tensor reads 0",
         within="fill",
         reads=(1,),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from pk import errors
 from pk.ir import nodes as ir
+from pk.ir.communicator import NO_ROLES
 from pk.ir.ops import TABLE
 from pk.ir.types import DType, Scalar, Tile, Type, bfloat16, boolean, float16, float32, int32
 
@@ -55,11 +56,16 @@ def spelled(op: str) -> str:
 def place(op: str, role: str, span: ir.Span) -> None:
     """``op`` in ``role`` (a role, ``team`` or ``shared``)."""
     row = TABLE[op]
-    if role in row.roles:
+    if role in row.roles or (role == "communicator" and "team" in row.roles):  # a team of one warp
         return
-    here = {"shared": "in shared code (outside role blocks)", "team": "in a class without role blocks"}
+    here = {
+        "shared": "in shared code (outside role blocks)", "team": "in a class without role blocks",
+        "communicator": "in a communicator",
+    }  # fmt: skip
     homes = [f"pk.{r}" for r in ("loader", "consumer", "storer") if r in row.roles]
     advice = f"Move it into a {listed(homes)} block." if homes else "It has no place in role blocks."
+    if role == "communicator":
+        advice = NO_ROLES
     if op in ("signal", "signal_each", "signal_all", "barrier") and role == "loader":
         advice = "A loader's loads have not landed when it goes on: signal from the role that drains the pipeline."
     raise errors.WrongRole(f"pk.{spelled(op)} may not stand {here.get(role, f'in a {role}')}", span, advice)
@@ -257,7 +263,9 @@ def reduced(op: str, x: Tile, axis: object, span: ir.Span) -> Tile:
     if len(x.shape) != 2:
         raise errors.ShapeMismatch(f"pk.{op} of {x}", span, "It reduces tiles of two dimensions.")
     if axis not in (0, 1, -1, -2):
-        raise errors.WrongOperand(f"pk.{op} along axis {axis!r}", span, "Axis 0 runs over rows, axis 1 along a row.")
+        raise errors.WrongOperand(
+            f"pk.{op} along axis {errors.short(axis)}", span, "Axis 0 runs over rows, axis 1 along a row."
+        )
     if x.dtype not in (float32, int32):
         raise errors.WrongDType(f"pk.{op} of {x}", span, "Use pk.cast(r, pk.float32) or pk.cast(r, pk.int32) first.")
     rows, cols = x.shape

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.ops import TABLE
-from pk.ir.split import bodies, expressions, needs, statements, walk
+from pk.ir.split import beside_communicator, bodies, expressions, needs, statements, walk
 
 CLUSTER = 2  # blocks of a cluster
 MAX_TEAMS = 3
@@ -19,9 +19,10 @@ NAMED_BARRIERS = 15  # of a block, its own not counted
 
 def schedule(kernel: ir.Kernel) -> None:
     """Raise a CompileError if a class of ``kernel`` combines what cannot go together."""
-    for _, body in kernel.classes:
+    for _, block in kernel.classes:
+        body = beside_communicator(block)
         _one_way(body)
-        for s in statements(body):
+        for s in statements(block):
             if isinstance(s, ir.Tasks):
                 _cluster(s)
             elif isinstance(s, ir.While):

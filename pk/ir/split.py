@@ -3,6 +3,9 @@
 Statements outside role blocks are replicated (gallery rule 3): every role of the class gets its own copy
 of the loops and scalars that its statements use, and every ``wait`` and ``assert`` of the shared code.
 No role reads another's names, so this is backward liveness over one tree and nothing more.
+
+The communicator warp (a role at the top of the compute class) stands aside: of the shared code it has the scalars of
+the prologue and nothing else, and the others have nothing of it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import replace
 
 from pk.ir import nodes as ir
 
-ROLE_ORDER: tuple[ir.RoleKind, ...] = ("loader", "consumer", "storer", "team")
+ROLE_ORDER: tuple[ir.RoleKind, ...] = ("loader", "consumer", "storer", "communicator", "team")
 
 
 def roles_of(block: ir.Block) -> tuple[ir.RoleKind, ...]:
@@ -31,9 +34,19 @@ def teams_of(block: ir.Block) -> int:
     return max((s.teams for s in statements(block) if isinstance(s, ir.Role)), default=1)
 
 
+def communicator_of(block: ir.Block) -> ir.Role | None:
+    """The communicator warp of a class, which stands at its top."""
+    return next((s for s in block if isinstance(s, ir.Role) and s.kind == "communicator"), None)
+
+
+def beside_communicator(block: ir.Block) -> ir.Block:
+    """A class without its communicator warp, whose task loops are its own."""
+    return tuple(s for s in block if not (isinstance(s, ir.Role) and s.kind == "communicator"))
+
+
 def is_dynamic(block: ir.Block) -> bool:
     """Whether the blocks of a class claim their tasks."""
-    return any(s.dynamic for s in statements(block) if isinstance(s, ir.Tasks))
+    return any(s.dynamic for s in statements(beside_communicator(block)) if isinstance(s, ir.Tasks))
 
 
 def counters_of(kernel: ir.Kernel) -> tuple[ir.Signals, ...]:
@@ -48,6 +61,8 @@ def slice_role(block: ir.Block, kind: ir.RoleKind) -> ir.Block:
     """
     if kind == "team":
         return block
+    if kind == "communicator":
+        return _slice_communicator(block)
     kept, _ = _slice(block, kind, frozenset())
     return kept
 
@@ -118,6 +133,21 @@ def walk(operands: Iterable[ir.Operand]) -> Iterator[ir.Operand]:
 def used(s: ir.Statement) -> frozenset[str]:
     """Names of the variables that a statement itself reads."""
     return frozenset(e.name for e in walk(expressions(s)) if isinstance(e, ir.Var))
+
+
+def _slice_communicator(block: ir.Block) -> ir.Block:
+    """The communicator's own body, behind the scalars at the top that it needs."""
+    at = next((i for i, s in enumerate(block) if isinstance(s, ir.Role) and s.kind == "communicator"), None)
+    if at is None:  # the prologue by itself
+        return ()
+    role = block[at]
+    assert isinstance(role, ir.Role)
+    live, kept = _all_names(role.body), list(role.body)
+    for s in reversed(block[:at]):
+        if isinstance(s, ir.Assign) and s.var.name in live:
+            live = (live - {s.var.name}) | used(s)
+            kept.insert(0, s)
+    return tuple(kept)
 
 
 def _slice(block: ir.Block, kind: ir.RoleKind, live: frozenset[str]) -> tuple[ir.Block, frozenset[str]]:

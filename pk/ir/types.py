@@ -41,7 +41,7 @@ boolean = DType("bool", 8, "bool", "bool")
 
 DTYPES: dict[str, DType] = {d.name: d for d in (bfloat16, float16, float8_e4m3, float8_e5m2, float32, int32, boolean)}
 
-Space = Literal["register", "shared"]
+Space = Literal["register", "shared", "copied"]  # copied: in registers, as it lies in memory (ir.communicator)
 
 
 @dataclass(frozen=True, slots=True)

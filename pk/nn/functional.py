@@ -11,9 +11,11 @@ import torch
 
 from pk import ops
 from pk.errors import ArgumentError
+from pk.nn.arguments import check_dim, check_tensor
 from pk.ops.route import through_torch
 from pk.runtime.names import name_of, named
 
+_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 LINE = 128  # elements: what is gathered is laid out in lines of so many, which TMA moves 128 at a time
 PIECE = 1 << 24  # elements of a gradient that are summed at a time: every rank's are in memory
 
@@ -28,6 +30,7 @@ def column_parallel(
     x (..., K) holds this rank's tokens, a share along ``sequence_dim``; with None it holds all tokens, alike on every
     rank.  ``options`` are those of :func:`pk.ops.all_gather_matmul`.
     """
+    _check_input(x, weight)
     options |= {"bias": bias, "activation": activation, "group": group}
     if sequence_dim is not None:
         rows, rest = _rows(x, sequence_dim)
@@ -50,12 +53,39 @@ def row_parallel(
     Every rank receives its share of the tokens along ``sequence_dim``; with None, all tokens.  ``bias`` is the whole
     one.  ``options`` are those of :func:`pk.ops.matmul_reduce_scatter`.
     """
+    _check_input(x, weight)
     options |= {"bias": bias, "group": group}
     if sequence_dim is None:
         result = ops.matmul_all_reduce(x.reshape(-1, x.shape[-1]), weight.t(), **options)
         return result.reshape(*x.shape[:-1], result.shape[-1])
     rows, rest = _rows(x, sequence_dim)
     return _unrows(ops.matmul_reduce_scatter(rows, weight.t(), **options), rest, sequence_dim)
+
+
+def _check_input(x: Any, weight: torch.Tensor) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless a layer with this rank's ``weight`` can multiply ``x``."""
+    check_tensor(x, "a layer of pk.nn")
+    check_tensor(weight, "a layer of pk.nn, as its weight,")
+    if x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise ArgumentError(
+            f"an input of shape {tuple(x.shape)} has {x.shape[-1] if x.ndim else 'no'} features, and this rank's "
+            f"weight of shape {tuple(weight.shape)} takes {weight.shape[1]}.\n"
+            "  Pass (..., features): all of a column layer's, this rank's share of a row layer's."
+        )
+    if x.is_meta != weight.is_meta:
+        what, other, place = ("input", "weight", weight) if x.is_meta else ("weight", "input", x)
+        raise ArgumentError(
+            f"the {what} of a layer is on meta, without values, and the {other} on {place.device}.\n"
+            "  Pass real input, and load the module with pk.nn.load_full_state_dict(module, state, assign=True)."
+        )
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        return
+    if x.dtype != weight.dtype or x.dtype not in _SIXTEEN_BIT:
+        raise ArgumentError(
+            f"an input of {x.dtype} meets a weight of {weight.dtype}, and products are those of torch.bfloat16 or "
+            "torch.float16, both alike.\n"
+            "  Cast the module or the input, such as `module.bfloat16()`, or run under torch.autocast."
+        )
 
 
 def _rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -88,7 +118,8 @@ def gather(x: torch.Tensor, dim: int = 0, group: Any = None) -> torch.Tensor:
 
     The gradient is therefore this rank's part of the result's gradient, which is taken to be the same on all ranks.
     """
-    return torch.ops.pk.gather_along(x, dim, name_of(group))
+    check_tensor(x, "pk.nn.gather")
+    return torch.ops.pk.gather_along(x, check_dim(x, dim, "pk.nn.gather"), name_of(group))
 
 
 def split(x: torch.Tensor, dim: int = 0, group: Any = None) -> torch.Tensor:
@@ -96,7 +127,8 @@ def split(x: torch.Tensor, dim: int = 0, group: Any = None) -> torch.Tensor:
 
     Raises :class:`pk.errors.ArgumentError` if the ranks cannot share it equally.
     """
-    return torch.ops.pk.share_along(x, dim, name_of(group))
+    check_tensor(x, "pk.nn.split")
+    return torch.ops.pk.share_along(x, check_dim(x, dim, "pk.nn.split"), name_of(group))
 
 
 def sum_gradients(x: torch.Tensor, group: Any = None) -> torch.Tensor:
@@ -105,6 +137,7 @@ def sum_gradients(x: torch.Tensor, group: Any = None) -> torch.Tensor:
     For a parameter that all ranks have alike and use on different tokens, such as a norm's between two layers of the
     sequence form: every rank knows only its own tokens' part of the gradient.
     """
+    check_tensor(x, "pk.nn.sum_gradients")
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
     return _SumGradients.apply(x, name_of(group))
@@ -179,6 +212,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, ctx.dim, ctx.group = inputs
 
 
+def _no_gradient(ctx: Any, grad: torch.Tensor) -> tuple[None, None]:
+    raise ArgumentError(
+        "torch.ops.pk.sum_over_ranks has no backward pass.\n"
+        "  Use pk.nn.sum_gradients for a sum of gradients, pk.ops.matmul_all_reduce for a sum of products."
+    )
+
+
+summed.register_autograd(_no_gradient)
 _gather.register_autograd(
     lambda ctx, grad: (torch.ops.pk.share_along(grad, ctx.dim, ctx.group), None, None), setup_context=_keep
 )
@@ -190,8 +231,9 @@ _split.register_autograd(
 def stacked(x: torch.Tensor, group: str) -> torch.Tensor:
     """(world, *shape): the ``x`` of all ranks, of any shape.  Collective; not differentiable."""
     world, count = named(group).world_size, x.numel()
-    if world == 1 or count == 0:
+    if world == 1:
         return x.unsqueeze(0).expand(world, *x.shape).clone(memory_format=torch.contiguous_format)
     flat = torch.nn.functional.pad(x.reshape(-1), (0, -count % LINE))
-    whole = torch.ops.pk.all_gather(flat.view(-1, LINE), group)
-    return whole.view(world, -1)[:, :count].reshape(world, *x.shape)
+    lines = -(-count // LINE)
+    whole = torch.ops.pk.all_gather(flat.view(lines, LINE), group)
+    return whole.view(world, lines * LINE)[:, :count].reshape(world, *x.shape)

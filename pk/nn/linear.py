@@ -12,10 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch.nn import Parameter
 
-from pk.errors import ArgumentError
+from pk.errors import ArgumentError, short
+from pk.nn import arguments
+from pk.nn.arguments import whole_number
 from pk.nn.functional import check_tokens, column_parallel, gather, row_parallel
-from pk.nn.shards import ALIGNMENT, Shard, common_seed, shares
-from pk.ops.dense import ACTIVATIONS
+from pk.nn.shards import ALIGNMENT, Shard, check_place, common_seed, shares
+from pk.ops import options as operators
+from pk.ops.choose import forced
+from pk.ops.model import CONFIGS
 from pk.runtime.group import current
 from pk.runtime.names import name_of
 
@@ -25,22 +29,50 @@ L = TypeVar("L", bound="ParallelLinear")
 class ParallelLinear(torch.nn.Module):  # type: ignore[misc]
     """What the two layers have in common.
 
-    group_name: of the group, "" for the caller's.  rank, world_size: this rank's place in it.  shards: which
-    parameters the ranks share, and how.
+    group_name: of the group, "" for the caller's.  rank, world_size: this rank's place in it, whose share the layer
+    holds.  shards: which parameters the ranks share, and how.  options: of the operators.
     """
 
+    forms: tuple[str, str]
+    """Operators of pk.ops: in the sequence form, and in the other."""
     shards: dict[str, Shard]
 
-    def __init__(
-        self, in_features: int, out_features: int, group: Any, sequence_parallel: bool, sequence_dim: int,
-        options: dict[str, Any],
-    ) -> None:  # fmt: skip
+    def __init__(self, given: dict[str, Any], options: dict[str, Any]) -> None:
+        """``given``: the other arguments of the constructor.  Collective, but on "meta"."""
         super().__init__()
-        owner = current(group)
-        self.in_features, self.out_features = in_features, out_features
-        self.group_name, self.rank, self.world_size = name_of(group), owner.rank, owner.world_size
-        self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
+        owner = current(given["group"])
+        self.group_name, self.rank, self.world_size = name_of(given["group"]), owner.rank, owner.world_size
         self.options = options
+
+        def look() -> str:
+            self._check(given)
+            operators.within(owner, options["comm_sms"])
+            told = {**given, **options, "dtype": given["dtype"] or torch.get_default_dtype()}
+            shown = ", ".join(f"{name}={value}" for name, value in told.items() if name not in ("group", "device"))
+            return f"{type(self).__name__}({shown})"
+
+        arguments.together(owner, given["device"], f"a {type(self).__name__}", look)
+        self._make(given["bias"], given["device"], given["dtype"])
+
+    def _check(self, given: dict[str, Any]) -> None:
+        """Take over what the constructor was given, unless it cannot be."""
+        self.in_features = whole_number("in_features", given["in_features"])
+        self.out_features = whole_number("out_features", given["out_features"])
+        self.sequence_dim = whole_number("sequence_dim", given["sequence_dim"])
+        self.sequence_parallel = given["sequence_parallel"]
+        arguments.flags(bias=given["bias"], sequence_parallel=self.sequence_parallel)
+        arguments.check_dtype(given["dtype"])
+        arguments.check_device(given["device"])
+        operator = self.forms[0 if self.sequence_parallel else 1]
+        config = self.options["config"]
+        operators.check(operator, activation=given.get("activation"), **self.options)
+        operators.check_named(config)
+        if operator not in operators.MATMUL:
+            forced(operator, self.options["deterministic"], self.options["comm_sms"], config)
+        elif isinstance(config, str) and config not in (*CONFIGS, operators.LIBRARY):
+            raise ArgumentError(
+                f"config={short(config)} is no configuration.\n  There are {', '.join(CONFIGS)}, {operators.LIBRARY}."
+            )
 
     @property
     def tokens(self) -> int | None:
@@ -88,6 +120,8 @@ class ParallelLinear(torch.nn.Module):  # type: ignore[misc]
 
     @classmethod
     def _of(cls: type[L], linear: torch.nn.Linear, device: Any, given: dict[str, Any]) -> L:
+        arguments.check_linear(linear, "linear")
+        arguments.check_device(device)
         weight, bias = linear.weight, linear.bias
         made = cls(
             linear.in_features, linear.out_features, bias is not None, device="meta", dtype=weight.dtype, **given
@@ -121,8 +155,12 @@ class ColumnParallelLinear(ParallelLinear):
     instead of keeping it.  ``deterministic``, ``comm_sms`` and ``config`` as in :func:`pk.ops.all_gather_matmul`.
 
     Every part is a multiple of 8 times the world size, ``in_features`` of 8.  Making one is collective, but on "meta".
-    Raises :class:`pk.errors.ArgumentError` for extents and activations that cannot be.
+    Raises :class:`pk.errors.ArgumentError` for extents, activations and options that cannot be, and if the ranks make
+    different layers; in a forward pass, for a layer that holds another rank's share, and for an input that does not
+    fit.
     """
+
+    forms = ("all_gather_matmul", "replicated_matmul")
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
@@ -134,16 +172,22 @@ class ColumnParallelLinear(ParallelLinear):
         options = {
             "save_gathered": save_gathered, "deterministic": deterministic, "comm_sms": comm_sms, "config": config,
         }  # fmt: skip
-        super().__init__(in_features, out_features, group, sequence_parallel, sequence_dim, options)
-        _check_alignment("in_features", in_features)
-        if activation is not None and activation not in ACTIVATIONS:
-            raise ArgumentError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}.")
-        self.activation, self.gather_output = activation, gather_output
-        along = shares("out_features", out_features, parts, self.world_size)
+        given = {
+            "in_features": in_features, "out_features": out_features, "bias": bias, "group": group,
+            "sequence_parallel": sequence_parallel, "sequence_dim": sequence_dim, "activation": activation,
+            "parts": parts, "gather_output": gather_output, "device": device, "dtype": dtype,
+        }  # fmt: skip
+        super().__init__(given, options)
+
+    def _check(self, given: dict[str, Any]) -> None:
+        super()._check(given)
+        _check_alignment("in_features", self.in_features)
+        self.activation, self.gather_output = given["activation"], given["gather_output"]
+        arguments.flags(gather_output=self.gather_output)
+        along = shares("out_features", self.out_features, given["parts"], self.world_size)
         self.shards = {"weight": Shard(0, along), "bias": Shard(0, along)}
-        if gather_output and len(along) > 1:
+        if self.gather_output and len(along) > 1:
             raise ArgumentError("`gather_output` of several parts would mix them.\n  Make a layer for each part.")
-        self._make(bias, device, dtype)
 
     @classmethod
     def from_linear(
@@ -157,6 +201,7 @@ class ColumnParallelLinear(ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
+        check_place(self)
         result = column_parallel(
             x, self.weight, self.bias, activation=self.activation, group=self.group_name, sequence_dim=self.tokens,
             **self.options,
@@ -173,8 +218,10 @@ class RowParallelLinear(ParallelLinear):
 
     ``in_features`` is a multiple of 8 times the world size, ``out_features`` of 8.  ``deterministic``, ``comm_sms``
     and ``config`` as in :func:`pk.ops.matmul_reduce_scatter`.  Making one is collective, but on "meta".
-    Raises :class:`pk.errors.ArgumentError` for extents that cannot be.
+    Raises :class:`pk.errors.ArgumentError` as :class:`ColumnParallelLinear` does.
     """
+
+    forms = ("matmul_reduce_scatter", "matmul_all_reduce")
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
@@ -183,10 +230,17 @@ class RowParallelLinear(ParallelLinear):
         device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         options = {"deterministic": deterministic, "comm_sms": comm_sms, "config": config}
-        super().__init__(in_features, out_features, group, sequence_parallel, sequence_dim, options)
-        _check_alignment("out_features", out_features)
-        self.shards = {"weight": Shard(1, shares("in_features", in_features, parts, self.world_size))}
-        self._make(bias, device, dtype)
+        given = {
+            "in_features": in_features, "out_features": out_features, "bias": bias, "group": group,
+            "sequence_parallel": sequence_parallel, "sequence_dim": sequence_dim, "parts": parts, "device": device,
+            "dtype": dtype,
+        }  # fmt: skip
+        super().__init__(given, options)
+
+    def _check(self, given: dict[str, Any]) -> None:
+        super()._check(given)
+        _check_alignment("out_features", self.out_features)
+        self.shards = {"weight": Shard(1, shares("in_features", self.in_features, given["parts"], self.world_size))}
 
     @classmethod
     def from_linear(
@@ -200,8 +254,10 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        if self.sequence_parallel and x.ndim > 1:
-            check_tokens(x, self.sequence_dim, self.world_size)
+        check_place(self)
+        dim = self.tokens
+        if dim is not None and isinstance(x, torch.Tensor) and -x.ndim <= dim < x.ndim:
+            check_tokens(x, dim, self.world_size)
         return row_parallel(x, self.weight, self.bias, group=self.group_name, sequence_dim=self.tokens, **self.options)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError
+from pk.nn import arguments
 from pk.nn.linear import ColumnParallelLinear, RowParallelLinear
+from pk.runtime.group import current
 
 FUNCTIONS = {
     "relu": torch.nn.functional.relu,
@@ -33,15 +35,21 @@ class ParallelMLP(torch.nn.Module):  # type: ignore[misc]
         group: Any = None, save_gathered: bool = True, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._set(activation, gated)
+
+        def look() -> str:
+            self._set(activation, gated)
+            extents = [arguments.whole_number(name, n) for name, n in (("features", features), ("hidden", hidden))]
+            return f"ParallelMLP({extents[0]}, {extents[1]}, {activation=}, {gated=})"
+
+        arguments.together(current(group), options.get("device"), "a ParallelMLP", look)
         up = {"save_gathered": save_gathered, **_of_up(activation, gated, hidden)}
         width = 2 * hidden if gated else hidden
         self.up = ColumnParallelLinear(features, width, bias, group=group, **up, **options)
         self.down = RowParallelLinear(hidden, features, bias, group=group, **options)
 
     def _set(self, activation: str, gated: bool) -> None:
-        if activation not in FUNCTIONS:
-            raise ArgumentError(f"activation={activation!r} is none of {', '.join(FUNCTIONS)}.")
+        arguments.check_activation(activation, tuple(FUNCTIONS))
+        arguments.flags(gated=gated)
         self.activation, self.gated = activation, gated
 
     @classmethod
@@ -50,6 +58,12 @@ class ParallelMLP(torch.nn.Module):  # type: ignore[misc]
         activation: str = "gelu", group: Any = None, device: Any = None, save_gathered: bool = True, **options: Any,
     ) -> ParallelMLP:  # fmt: skip
         """This rank's share of two layers of torch's, or of three, which all ranks hold alike."""
+        for name, linear in (("up", up), ("down", down), *((("gate", gate),) if gate is not None else ())):
+            arguments.check_linear(linear, name)
+        if up.out_features != down.in_features:
+            raise ArgumentError(
+                f"`up` has {up.out_features} outputs and `down` {down.in_features} inputs.\n  They must be alike."
+            )
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         made._set(activation, gate is not None)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from pk.errors import ArgumentError
-from pk.nn.shards import shared_parameters
-from pk.nn.styles import SequenceParallel, Style, translated
+from pk.errors import ArgumentError, short
+from pk.nn.agreement import Seen, Step, check_alike, seen
+from pk.nn.arguments import check_module, flags
+from pk.nn.styles import SequenceParallel, translated
 from pk.runtime.group import current
 
 
@@ -26,26 +27,29 @@ def parallelize(
     ``SequenceParallel``, or torch's); in a name ``*`` stands for anything between dots and ``**`` for any number of
     names; a style alone is for ``module`` itself.
 
-    All ranks must hold the same parameters: ``check_weights`` compares their sums of bits.  Either every layer of the
-    plan is replaced, or none.  Make the optimizer afterwards: parameters are new.  A layer sees its rank's share of
-    the features, so count heads by ``view(..., -1, head_size)``.
+    All ranks pass the same plan, options included, and hold the same parameters: ``check_weights`` compares their sums
+    of bits.  Rank threads of ``pk.spawn`` pass a module of their own each, such as ``copy.deepcopy(module)``.
+
+    Either every layer of the plan is replaced, or none.  Make the optimizer afterwards: parameters are new.  A layer
+    sees its rank's share of the features, so count heads by ``view(..., -1, head_size)``.
 
     Returns ``module``, or what replaces it.  Raises :class:`pk.errors.ArgumentError` for a name that no module has, a
-    module that its style cannot replace, parameters that other modules share, and ranks whose parameters differ.
+    module that its style cannot replace, parameters that other modules share, and ranks whose plans or parameters
+    differ, or that pass one module.
     """
     group = _group(mesh_or_group)
     owner = current(group)
 
-    def look() -> tuple[list[str], list[str], list[int]]:
+    def look() -> Seen:
+        check_module(module, "pk.nn.parallelize")
+        flags(check_weights=check_weights)
         steps = _steps(module, plan)
         for name, (style, target, parent) in steps.items():
             style.check(name or "the module", target, parent, group)
         _check_ties(module, steps)
-        names, sums = _sums(module) if check_weights else ([], [])
-        return list(steps), names, sums
+        return seen(module, steps, check_weights)
 
-    told = owner.attempt("pk.nn.parallelize", look)
-    _check_alike(told)
+    check_alike(owner.attempt("pk.nn.parallelize", look), owner)
     for name, (style, target, parent) in _steps(module, plan).items():
         made = style.replace(target, group)
         if parent is None:
@@ -67,9 +71,6 @@ def _group(given: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------------ the plan
-Step = tuple[Style, torch.nn.Module, "torch.nn.Module | None"]
-
-
 def _steps(module: torch.nn.Module, plan: Any) -> dict[str, Step]:
     """Every module of the plan by its name: its style, itself, and the one it is in."""
     modules = dict(module.named_modules())
@@ -77,6 +78,11 @@ def _steps(module: torch.nn.Module, plan: Any) -> dict[str, Step]:
         return {"": (translated(plan), module, None)}
     steps: dict[str, Step] = {}
     for pattern, given in plan.items():
+        if not isinstance(pattern, str):
+            raise ArgumentError(
+                f"the plan has {short(pattern)} as a name, which is {type(pattern).__name__}, and must be a str.\n"
+                '  Use the dotted names that `module.named_modules()` gives, such as "layers.*.up".'
+            )
         style, found = translated(given), [name for name in modules if _pattern(pattern).fullmatch(name)]
         if not found:
             near = difflib.get_close_matches(pattern.replace("*", "0"), list(modules), 3, 0.3)
@@ -112,31 +118,3 @@ def _check_ties(module: torch.nn.Module, steps: dict[str, Step]) -> None:
                     f"`{name}.{own}` is the parameter of another module too, which would keep the whole of it.\n"
                     "  Untie them, or leave both out of the plan."
                 )
-
-
-# ---------------------------------------------------------------------------------------------------- the same weights
-def _sums(module: torch.nn.Module) -> tuple[list[str], list[int]]:
-    """Names of the parameters that all ranks should have alike, and the sums of their bits as integers."""
-    shared = {name for name, _, _ in shared_parameters(module)}
-    names, sums = [], []
-    for name, parameter in module.named_parameters():
-        if name not in shared and not parameter.is_meta:
-            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
-            names.append(name)
-            sums.append(parameter.detach().contiguous().view(bits).sum(dtype=torch.int64))
-    devices = {x.device for x in sums}
-    values = [x.item() for x in sums] if len(devices) != 1 else torch.stack(sums).tolist()
-    return names, values
-
-
-def _check_alike(told: list[tuple[list[str], list[str], list[int]]]) -> None:
-    for rank, (steps, names, sums) in enumerate(told):
-        if steps != told[0][0] or names != told[0][1]:
-            raise ArgumentError(f"the module or the plan of rank {rank} is not that of rank 0.")
-        other = [name for name, mine, first in zip(names, sums, told[0][2], strict=True) if mine != first]
-        if other:
-            raise ArgumentError(
-                f"`{other[0]}`" + (f" and {len(other) - 1} more" if len(other) > 1 else "")
-                + f" of rank {rank} is not what rank 0 has: shares of different wholes do not fit together.\n"
-                "  Seed all ranks alike before making the module, or load one checkpoint on all of them."
-            )  # fmt: skip

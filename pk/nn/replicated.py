@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812  torch's own name for it
 
+from pk.errors import ArgumentError
 from pk.nn.functional import sum_gradients
 from pk.nn.shards import common_seed
 from pk.runtime.names import name_of
@@ -85,10 +86,14 @@ class Linear(Replicated, torch.nn.Linear):  # type: ignore[misc]
 
 
 class Embedding(Replicated, torch.nn.Embedding):  # type: ignore[misc]
-    """``torch.nn.Embedding`` of this rank's tokens, the whole table on every rank.  Making one is collective."""
+    """``torch.nn.Embedding`` of this rank's tokens, the whole table on every rank.  Making one is collective.
+
+    Raises :class:`pk.errors.ArgumentError` for ``max_norm`` and ``sparse``.
+    """
 
     def __init__(self, *args: Any, group: Any = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        refuse_drifting("an Embedding of pk.nn", self)
         self.group_name = name_of(group)
         if len(args) < 8 and options.get("_weight") is None:  # given as torch's eighth argument
             self.init_alike()
@@ -104,6 +109,17 @@ class Embedding(Replicated, torch.nn.Embedding):  # type: ignore[misc]
         return F.embedding(
             tokens, self.own("weight"), self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
         )
+
+
+def refuse_drifting(name: str, module: torch.nn.Module) -> None:
+    """Raise :class:`pk.errors.ArgumentError` for an embedding whose tables would differ between ranks after a step."""
+    for option in ("max_norm", "sparse"):
+        value = getattr(module, option, None)
+        if value is not None and value is not False:
+            raise ArgumentError(
+                f"{name} has {option}={value}, with which the ranks' tables would drift apart.\n"
+                f"  Leave `{option}` away."
+            )
 
 
 CLASSES: dict[type, type] = {

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pk.errors import ArgumentError
+from pk.errors import ArgumentError, short
+from pk.nn.arguments import check_device, check_module, whole_number
 from pk.runtime.group import current
+from pk.runtime.names import named
 
 ALIGNMENT = 8  # elements: the 16 bytes to which TMA addresses a row of 16-bit numbers
 
@@ -46,9 +48,16 @@ class Shard:
         return sum(self.parts)
 
 
-def shares(name: str, extent: int, parts: tuple[int, ...] | None, world: int) -> tuple[int, ...]:
-    """The parts of ``extent`` features; :class:`pk.errors.ArgumentError` unless ``world`` ranks can share each."""
-    parts = (extent,) if parts is None else tuple(parts)
+def shares(name: str, extent: int, parts: Any, world: int) -> tuple[int, ...]:
+    """The parts of ``extent`` features; :class:`pk.errors.ArgumentError` unless ``world`` ranks can share each.
+
+    ``parts``: extents, or None for one.
+    """
+    if parts is not None and (not isinstance(parts, Sequence) or isinstance(parts, str)):
+        raise ArgumentError(
+            f"parts={short(parts)} is {type(parts).__name__}.\n  Pass a tuple of ints, such as ({extent},)."
+        )
+    parts = (extent,) if parts is None else tuple(whole_number("one of parts", part) for part in parts)
     if sum(parts) != extent:
         raise ArgumentError(f"parts={parts} of {name}={extent} add up to {sum(parts)}, and must to {extent}.")
     for part in parts:
@@ -69,6 +78,32 @@ def shared_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.M
                 yield (f"{prefix}.{name}" if prefix else name), layer, shard
 
 
+def check_place(layer: torch.nn.Module) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless this rank is the one whose share ``layer`` holds.
+
+    It is not where a module was pickled or copied on another rank, or in a group of another size.
+    """
+    rank, world = _place(layer.group_name)
+    if (rank, world) != (layer.rank, layer.world_size):
+        raise ArgumentError(
+            f"this {type(layer).__name__} of {layer.in_features} to {layer.out_features} features holds the share of "
+            f"rank {layer.rank} of {layer.world_size}, and is used by rank {rank} of {world}: it was made, pickled or "
+            "copied elsewhere.\n"
+            "  Take pk.nn.full_state_dict(module) there; here, make the module anew on every rank and "
+            "pk.nn.load_full_state_dict it."
+        )
+
+
+def _place(group: str) -> tuple[int, int]:
+    owner = named(group)
+    return owner.rank, owner.world_size
+
+
+# In a graph the place is a constant, as the shares are: the mark of torch.compiler.assume_constant_result, which would
+# import all of dynamo here.
+_place._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def load_full_state_dict(
     module: torch.nn.Module, state: Mapping[str, Any], *, strict: bool = True, assign: bool = False, device: Any = None
 ) -> Any:
@@ -78,11 +113,20 @@ def load_full_state_dict(
     ``load_state_dict``'s; a module on "meta" needs ``assign=True``, with which it gets copies on ``device``, by default
     where ``state`` has them.  Not collective.
 
-    Raises :class:`pk.errors.ArgumentError` if a whole parameter does not have the whole shape.
+    Raises :class:`pk.errors.ArgumentError` if a whole parameter does not have the whole shape, and for parameters on
+    "meta", which hold nothing, in ``state`` or without ``assign=True``.
     """
+    check_module(module, "pk.nn.load_full_state_dict")
+    if not isinstance(state, Mapping):
+        raise ArgumentError(
+            f"pk.nn.load_full_state_dict got {type(state).__name__} as the state, and needs a mapping of names to "
+            "tensors.\n  Pass what `torch.load` gives for a checkpoint, or `module.state_dict()`."
+        )
     if device is not None and not assign:
         raise ArgumentError("`device` is where `assign=True` puts parameters; without it they stay where they are.")
+    check_device(device)
     found = dict(state)
+    _check_memory(module, found, assign)
     for name, layer, shard in shared_parameters(module):
         if name in found:
             found[name] = _mine(name, found[name], layer, shard)
@@ -94,8 +138,34 @@ def load_full_state_dict(
     return module.load_state_dict(found, strict=strict, assign=assign)
 
 
-def _mine(name: str, whole: torch.Tensor, layer: torch.nn.Module, shard: Shard) -> torch.Tensor:
+def _check_memory(module: torch.nn.Module, state: dict[str, Any], assign: bool) -> None:
+    """Neither what is loaded nor where it goes is on "meta": torch would copy nothing, and say that all is well."""
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            raise ArgumentError(f"`{name}` of the state is on meta: it has no values.\n  Load it onto a real device.")
+    held_by = dict(itertools.chain(module.named_parameters(remove_duplicate=False), module.named_buffers()))
+    for name in [name for name, held in held_by.items() if name in state and hasattr(held, "full_tensor")]:
+        raise ArgumentError(
+            f"`{name}` of the module is a DTensor: FSDP has sharded it.\n"
+            "  Load the module before fully_shard, on meta with `assign=True` if it is large."
+        )
+    if assign:
+        return
+    for name, held in held_by.items():
+        if name in state and held.is_meta:
+            raise ArgumentError(
+                f"`{name}` of the module is on meta, where nothing can be loaded into it.\n"
+                "  Pass `assign=True`, and `device=` for where the parameters are to be."
+            )
+
+
+def _mine(name: str, whole: Any, layer: torch.nn.Module, shard: Shard) -> torch.Tensor:
     mine = getattr(layer, name.rpartition(".")[2])
+    if not isinstance(whole, torch.Tensor):
+        raise ArgumentError(
+            f"`{name}` of the state is {type(whole).__name__}, and must be a torch.Tensor.\n"
+            "  Pass a tensor, such as `torch.as_tensor(...)`."
+        )
     shape = list(mine.shape)
     shape[shard.dim] = shard.extent
     if list(whole.shape) != shape:
@@ -109,19 +179,52 @@ def _mine(name: str, whole: torch.Tensor, layer: torch.nn.Module, shard: Shard) 
 def full_state_dict(module: torch.nn.Module, *, cpu: bool = False) -> dict[str, Any]:
     """``module.state_dict()`` with whole parameters, on every rank, as one without shares would give them.  Collective.
 
-    ``cpu``: in host memory, one parameter at a time on the device.
+    ``cpu``: in host memory, one parameter at a time on the device.  What FSDP has sharded is gathered too.
+    Raises :class:`pk.errors.ArgumentError` for a layer that holds another rank's share.
     """
     from pk.nn.functional import stacked
 
-    found = dict(module.state_dict())
+    check_module(module, "pk.nn.full_state_dict")
     shards = {name: (layer, shard) for name, layer, shard in shared_parameters(module)}
+    _check_places(shards)
+    found = dict(module.state_dict())
     for name, value in found.items():
         if name in shards:
             layer, shard = shards[name]
             with torch.no_grad():
+                value = gathered(value)
                 value = shard.join(list(stacked(value, layer.group_name).unbind(0)))
-        found[name] = value.cpu() if cpu and isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor):
+            value = gathered(value).cpu() if cpu else gathered(value)
+        found[name] = value
     return found
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """``x``, whole where FSDP has spread it over the ranks of its mesh, as a DTensor.  Collective over that mesh."""
+    full: torch.Tensor = x.full_tensor() if hasattr(x, "full_tensor") else x
+    return full
+
+
+def _check_places(shards: dict[str, tuple[torch.nn.Module, Shard]]) -> None:
+    """:func:`check_place` of all layers, on all ranks or on none; and all have shares of the same parameters."""
+    for group in dict.fromkeys(layer.group_name for layer, _ in shards.values()):
+        mine = {name: layer for name, (layer, _) in shards.items() if layer.group_name == group}
+
+        def look(mine: dict[str, torch.nn.Module] = mine) -> list[str]:
+            for layer in mine.values():
+                check_place(layer)
+            return list(mine)
+
+        told = named(group).attempt("pk.nn.full_state_dict", look)
+        for rank, names in enumerate(told):
+            odd = sorted(set(names) ^ set(told[0]))
+            if names != told[0]:
+                what = f"only rank {0 if odd[0] in told[0] else rank} has `{odd[0]}`" if odd else "their order differs"
+                raise ArgumentError(
+                    f"ranks 0 and {rank} have modules with different shares: {what}.\n"
+                    "  Pass the same module on every rank."
+                )
 
 
 def common_seed(group: Any) -> int:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from pk.errors import ArgumentError
+from pk.errors import ArgumentError, short
 from pk.nn.linear import ColumnParallelLinear, RowParallelLinear
-from pk.nn.replicated import CLASSES
+from pk.nn.replicated import CLASSES, refuse_drifting
 from pk.runtime.names import name_of
 
 # These read the weights of their layers themselves, without calling them.
@@ -103,8 +103,7 @@ class SequenceParallel:
                 f"`{name}` is {type(module).__name__}, and SequenceParallel knows {known} of torch.nn.\n"
                 "  In its forward, use pk.nn.sum_gradients(self.weight) for self.weight, and leave it out of the plan."
             )
-        if getattr(module, "max_norm", None) is not None or getattr(module, "sparse", False):
-            raise ArgumentError(f"`{name}` has `max_norm` or `sparse`, with which the ranks' tables would drift apart.")
+        refuse_drifting(f"`{name}`", module)
 
     def replace(self, module: torch.nn.Module, group: Any) -> torch.nn.Module:
         """See :class:`Style`."""
@@ -132,11 +131,16 @@ def translated(style: Any) -> Style:
 
     Raises :class:`pk.errors.ArgumentError` for anything else.
     """
+    parts = getattr(style, "parts", None)
+    if isinstance(style, (ColwiseParallel, RowwiseParallel)) and isinstance(parts, list):
+        return dataclasses.replace(style, parts=tuple(parts))  # equal to one with a tuple
     if isinstance(style, (ColwiseParallel, RowwiseParallel, SequenceParallel)):
         return style
     name = type(style).__name__
     if not type(style).__module__.startswith("torch.distributed.tensor"):
-        raise ArgumentError(f"the plan holds {style!r}.\n  Use ColwiseParallel, RowwiseParallel or SequenceParallel.")
+        raise ArgumentError(
+            f"the plan holds {short(style)}.\n  Use ColwiseParallel, RowwiseParallel or SequenceParallel."
+        )
     if name == "SequenceParallel":
         return SequenceParallel()
     if name in ("ColwiseParallel", "RowwiseParallel") and getattr(style, "use_local_output", True):

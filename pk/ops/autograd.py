@@ -97,6 +97,22 @@ def in_autocast(
     return cast(a), cast(b), None if bias is None else cast(bias)
 
 
+def as_called(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str | None, *scales: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str | None]:
+    """What an operator that is called with these here gets to compute.
+
+    Under autocast the arguments in its dtype ("meta" follows that of either device); where a gradient will need what
+    goes into the activation, none.
+    """
+    graded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, *scales))
+    if graded and activation in RECOMPUTED:
+        activation = None
+    kinds = ("cuda", "cpu") if a.is_meta else (a.device.type,)
+    device = next((kind for kind in kinds if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)), "")
+    return (*(in_autocast(a, b, bias, device) if device else (a, b, bias)), activation)
+
+
 # ----------------------------------------------------------------------------------------------------- the backward
 def _matmul(ctx: Any, grad: torch.Tensor) -> Grads:
     g, x, b = _start(ctx, grad, ops.matmul)

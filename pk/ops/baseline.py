@@ -70,6 +70,8 @@ def product(
 ) -> torch.Tensor:  # fmt: skip
     """``activation(a @ b * scales + bias)`` by torch, in ``out`` or a new tensor."""
     m, n = a.shape[0], b.shape[1]
+    if 0 in (m, n, a.shape[1]):
+        return dense.without_k(a.new_empty((m, n), dtype=out_dtype) if out is None else out, bias, activation)
     bias = dense.vector("bias", bias, n)
     row, col = dense.vector("scale_a", scale_a, m), dense.vector("scale_b", scale_b, n)
     if a.dtype == dense.FP8 and _scales_fit(a, b, out_dtype):

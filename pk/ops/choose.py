@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pk.errors import ArgumentError
-from pk.ops import baseline, dense, estimate, fused, model
+from pk.errors import ArgumentError, short
+from pk.ops import baseline, estimate, fused, model, options
 from pk.ops.estimate import Case
 from pk.ops.model import CONFIGS, Config
 from pk.runtime import toolkit, tunings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pk.ops.fused import Request
     from pk.runtime.group import Group
 
-LIBRARY = "library"
+LIBRARY = options.LIBRARY
 FEW_WAYS = 3  # of the tiles for a few rows, candidates
 _SOURCES = ("parallel_kernels", "few_rows", "product", "model", "fused", "baseline")
 """Modules whose texts measurements hold for."""
@@ -36,7 +36,10 @@ _SOURCES = ("parallel_kernels", "few_rows", "product", "model", "fused", "baseli
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way: pk's kernel with ``tile`` and ``comm_sms``, or, without a tile, the library."""
+    """One way: pk's kernel with ``tile`` and ``comm_sms``, or, without a tile, the library.
+
+    An all-gather with ``comm_sms`` 0 has communicator warps; but for tiles for a few rows, which have their own way.
+    """
 
     tile: Config | None
     comm_sms: int = 0
@@ -157,8 +160,12 @@ def decide(q: Request, deterministic: bool, comm_sms: int | None, config: Config
     Raises :class:`pk.errors.ArgumentError` for a configuration that does not exist, or that the options rule out.
     """
     tile = forced(q.operator, deterministic, comm_sms, config)
+    options.within(q.group, comm_sms)
     if config == LIBRARY:
         return Choice(None)
+    if q.empty:  # there is nothing to be quick at, and all ranks meet
+        least = 1 if comm_sms is None else comm_sms
+        return Choice(tile or CONFIGS[fused.LEAST], least if q.operator == "all_gather_matmul" else 0)
     if tile is not None and (comm_sms is not None or q.operator != "all_gather_matmul"):
         return Choice(tile, comm_sms or 0)
     known = q.group.choices or facts(q.group)
@@ -178,25 +185,20 @@ def decide(q: Request, deterministic: bool, comm_sms: int | None, config: Config
 
 def forced(operator: str, deterministic: bool, comm_sms: int | None, config: Config | str | None) -> Config | None:
     """The tile that the options name, if they name one; ArgumentError for options that cannot be."""
-    if comm_sms is not None and (isinstance(comm_sms, bool) or not isinstance(comm_sms, int)):
-        raise ArgumentError(f"comm_sms={comm_sms!r} is {type(comm_sms).__name__}, and must be a number of SMs.")
-    if comm_sms is not None and operator == "all_gather_matmul" and comm_sms < 1:
-        raise ArgumentError(f"comm_sms={comm_sms}: at least one SM communicates.\n  Leave it away, or pass 8.")
+    options.check(operator, deterministic=deterministic, comm_sms=comm_sms, config=config)
     if config == LIBRARY:
-        if deterministic:
-            raise ArgumentError(
-                'config="library" does not fix the order of its sums, and deterministic=True asks for that.\n'
-                "  Leave one of them away."
-            )
         return None
     if not isinstance(config, str):
-        if config is not None:
-            dense.check_config(config)
+        if config is not None and not config.swap and (config.share or config.split > 1):
+            raise ArgumentError(
+                f"config={config.name!r} has clusters or parts of K, and {operator}'s tiles have not.\n"
+                f"  There are {', '.join(fused.TILES)}."
+            )
         return config
     if config not in (*fused.TILES, *fused.FEW):
         raise ArgumentError(
-            f'config={config!r} is no configuration.\n  There are {", ".join(fused.TILES)}, "{LIBRARY}", and for up to '
-            f"256 rows {', '.join(fused.FEW)}."
+            f'config={short(config)} is no configuration.\n  There are {", ".join(fused.TILES)}, "{LIBRARY}", and for '
+            f"up to 256 rows {', '.join(fused.FEW)}."
         )
     return CONFIGS[config]
 
@@ -213,11 +215,17 @@ def candidates(case: Case, known: Facts) -> list[Candidate]:
     ways += [Choice(tile, 0) for tile in sorted(few, key=lambda c: estimate.fused_us(case, c, 0))[:FEW_WAYS]]
     ways += [] if known.no_library else [Choice(None)]
     found = [Candidate(way, cost(case, way), *measured.get(way.name, (None, ""))) for way in ways]
-    return sorted(found, key=_order)
+    return sorted(found, key=lambda c: _order(c, case.operator))
 
 
-def _order(c: Candidate) -> tuple[bool, bool, float]:
-    return bool(c.failed), c.measured is None, c.estimate if c.measured is None else c.measured
+def warps(operator: str, way: Choice) -> bool:
+    """Whether warps beside the roles communicate: a way that is not taken by its estimate alone."""
+    return operator == "all_gather_matmul" and way.tile is not None and not way.tile.swap and not way.comm_sms
+
+
+def _order(c: Candidate, operator: str) -> tuple[bool, bool, bool, float]:
+    guess = c.measured is None
+    return bool(c.failed), guess, guess and warps(operator, c.choice), c.estimate if c.measured is None else c.measured
 
 
 def cost(case: Case, way: Choice) -> float:
@@ -237,7 +245,7 @@ def allowed(
         left = exact or [_with(c, comm_sms) for c in left]
     if not left and tile is not None:  # one that does not fit well, asked for by name
         counts = {c.choice.comm_sms for c in found if c.choice.tile is not None}
-        left = [Candidate(Choice(tile, comm_sms or max(counts)), float("nan"))]
+        left = [Candidate(Choice(tile, max(counts) if comm_sms is None else comm_sms), float("nan"))]
     return left
 
 

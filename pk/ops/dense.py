@@ -8,17 +8,20 @@ from typing import Any
 
 import torch
 
-from pk.errors import ArgumentError
-from pk.ops import cublas, inputs, kernels, model
+from pk.errors import ArgumentError, short
+from pk.ops import cublas, inputs, kernels, model, options
 from pk.ops.model import CONFIGS, Config, Problem
+from pk.ops.options import ACTIVATIONS, LIBRARY, RESULTS
 from pk.ops.route import routed
-from pk.runtime.group import current
+from pk.runtime.group import Group, alone
 
-ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
-LIBRARY = "library"
+__all__ = [
+    "ACTIVATIONS", "FP8", "LIBRARY", "RESULTS", "SIXTEEN_BIT", "Operand", "addressable", "aligned", "arguments",
+    "check_operands", "check_result", "columns_first", "default_dtype", "explain", "matmul", "no_library", "operand",
+    "vector", "without_k",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ def matmul(
 ) -> torch.Tensor:
     """``activation(a @ b * scale_a * scale_b + bias)``, computed in float32 and rounded once.
 
+    One rank's product: it meets no other rank, wherever this one runs, and ranks may call it as often as they like,
+    each with shapes of its own.  ``group`` says whose GPU and share of its SMs it runs on, by default the caller's.
+
     a (M, K) and b (K, N): bfloat16, float16 or float8_e4m3fn, both alike, each row-major or the transposed view of
     a row-major matrix (no copy is made), as ``F.linear``'s weight is: ``matmul(x, weight.T)``; float8 must be
     contiguous along K, as ``torch._scaled_mm`` wants it too.  N is a multiple of 16 bytes.  ``bias`` (N,);
@@ -55,9 +61,12 @@ def matmul(
     Returns ``out``, or a new (M, N) of ``out_dtype``: by default the dtype of ``a``, bfloat16 for float8.
     ``config`` names one of ``pk.ops.model.CONFIGS``, or "library" for torch's; by default the model chooses, and on
     CUDA it takes the library where that has the lower estimate and does the same in one kernel
-    (:func:`pk.ops.explain` tells).  ``sms``: SMs that it may fill.  Raises :class:`pk.errors.ArgumentError` for what
-    cannot work.
+    (:func:`pk.ops.explain` tells).  ``sms``: SMs that it may fill; fewer than all rule the library out.
+    Raises :class:`pk.errors.ArgumentError` for what cannot work.
     """
+    options.check("matmul", activation=activation, out_dtype=out_dtype, config=config, sms=sms)
+    tile, owner = _config(config), alone(group)
+    options.within(owner, sms=sms)
     given = {k: v for k, v in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items() if v is not None}
     a, b, *rest = inputs.tensors("matmul", a=a, b=b, **given)
     vectors = dict(zip(given, rest, strict=True))
@@ -68,7 +77,7 @@ def matmul(
         vector(name, vectors.get(name), extent)
     if out.numel() == 0 or a.shape[1] == 0:
         return without_k(out, vectors.get("bias"), activation)
-    limit = sms or current(group).sms
+    limit = sms or owner.sms
     problem = _problem(a, b, out, limit or model.SMS)
     if config is None and a.is_cuda and limit in (None, _sms_of(a.device)):
         if out.is_contiguous() and not no_library(a, out.dtype, activation, vectors) and cublas.preferred(problem):
@@ -78,7 +87,7 @@ def matmul(
 
         epilogue = vectors.get("bias"), activation or "none", vectors.get("scale_a"), vectors.get("scale_b")
         return baseline.product(a, b, out.dtype, *epilogue, out)
-    _launch(a, b, out, vectors, activation or "none", _config(config, problem), group, sms)
+    _launch(a, b, out, vectors, activation or "none", tile or model.choose(problem), owner, sms)
     return out
 
 
@@ -88,6 +97,7 @@ def explain(
     config: Config | str | None = None, sms: int | None = None,
 ) -> str:  # fmt: skip
     """What :func:`matmul` chooses for these operands on CUDA, which may be on "meta", the runners-up, and why."""
+    options.check("matmul", activation=activation, out_dtype=out_dtype, config=config, sms=sms)
     check_operands(a, b, activation)
     given = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
     dtype = out_dtype or default_dtype(a)
@@ -96,8 +106,7 @@ def explain(
     if sms not in (None, _sms(a)):
         why = "the library takes all SMs"
     library = config == LIBRARY or (config is None and not why and cublas.preferred(p))
-    taken = None if config is None or config == LIBRARY else _config(config, p)
-    table = model.explain(p, taken=taken, arrow=not library)
+    table = model.explain(p, taken=_config(config), arrow=not library)
     if config is not None:
         why = "asked for by `config`"
     elif not why:
@@ -135,8 +144,7 @@ def check_operands(a: torch.Tensor, b: torch.Tensor, activation: str | None) -> 
             f"`a` is {tuple(a.shape)} and `b` is {tuple(b.shape)}: "
             f"the inner extents {a.shape[1]} and {b.shape[0]} differ.\n  a is (M, K) and b is (K, N)."
         )
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}.")
+    options.check_activation(activation)
 
 
 def default_dtype(a: torch.Tensor) -> torch.dtype:
@@ -153,8 +161,7 @@ def _result(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, dtype: t
 
 def check_result(shape: tuple[int, int], out: torch.Tensor | None, dtype: torch.dtype) -> None:
     """Raise :class:`pk.errors.ArgumentError` unless a result of ``shape`` and ``dtype`` can be, and ``out`` is one."""
-    if dtype not in RESULTS:
-        raise ArgumentError(f"the result cannot be {dtype}.\n  out_dtype is one of {', '.join(map(str, RESULTS))}.")
+    options.check_result(dtype)
     if out is not None:
         inputs.fits(out, shape, dtype)
 
@@ -186,23 +193,15 @@ def operand(name: str, x: torch.Tensor, along: int) -> Operand:
     return found
 
 
-def _config(config: Config | str | None, p: Problem) -> Config:
-    if config is None:
-        return model.choose(p)
-    if isinstance(config, str):
+def _config(config: Config | str | None) -> Config | None:
+    """The one asked for; None if none is, or the library."""
+    if isinstance(config, str) and config != LIBRARY:
         if config not in CONFIGS:
-            raise ArgumentError(f"config={config!r} is no configuration.\n  There are {', '.join(CONFIGS)}, library.")
+            raise ArgumentError(
+                f"config={short(config)} is no configuration.\n  There are {', '.join(CONFIGS)}, library."
+            )
         return CONFIGS[config]
-    check_config(config)
-    return config
-
-
-def check_config(config: Any) -> None:
-    """Raise :class:`pk.errors.ArgumentError` for what is no configuration, nor the name of one."""
-    if not isinstance(config, Config):
-        raise ArgumentError(
-            f"config={config!r} is {type(config).__name__}, and must be a name or one of `pk.ops.model.CONFIGS`."
-        )
+    return None if isinstance(config, str) else config
 
 
 def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sms: int) -> Problem:
@@ -304,7 +303,7 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 def _launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, vectors: dict[str, torch.Tensor], activation: str, c: Config,
-    group: Any, sms: int | None,
+    group: Group, sms: int | None,
 ) -> None:  # fmt: skip
     inputs.storable((out.shape[0], out.shape[1]), out.dtype, out)
     kernels.matmul(**arguments(a, b, out, vectors, activation, c), group=group, sms=sms)

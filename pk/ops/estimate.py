@@ -116,19 +116,20 @@ def _longer(x: float, y: float) -> float:
 
 
 def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
-    """Of pk's kernel with ``tile``; ``comm_sms`` of the SMs communicate (all-gather only)."""
+    """Of pk's kernel with ``tile``; ``comm_sms`` of the SMs communicate (all-gather only; 0: a warp of each)."""
     if case.world == 1 or tile.swap:
         return _few_us(case, tile) if tile.swap else _tiled_us(case, tile, case.sms)
     if case.operator == "all_gather_matmul":
         product = _tiled_us(case, tile, case.sms - comm_sms)
         last = product / (case.world * max(1, case.block // tile.rows))  # what is left when the last rows are there
         late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
-        return late * (_longer(product, link_us(case, comm_sms, min(case.block, tile.rows)) + HOP_US + last) + MEET_US)
+        link = link_us(case, comm_sms, min(case.block, tile.rows)) if comm_sms else link_us(case, case.sms)
+        return late * (_longer(product, link + HOP_US + last) + MEET_US)
     product = _tiled_us(case, tile, case.sms)
     parts = case.link_bytes / 1e3 / DRAM  # written by peers, read by the owner
     total = _longer(product, link_us(case, case.sms) + HOP_US) + parts + MEET_US
     if case.operator == "matmul_all_reduce":
-        total += HOP_US + _pass_us(case.out_bytes, 1)  # the copy out of symmetric memory
+        total += 2 * HOP_US  # the finished tile's way, and its copy by a communicator warp
     return total
 
 
@@ -171,10 +172,10 @@ def fitting(case: Case, tiles: tuple[str, ...]) -> list[Config]:
 
 @functools.lru_cache(maxsize=4096)
 def comm_counts(operator: str, world: int, sms: int) -> tuple[int, ...]:
-    """Numbers of communicating SMs that are worth a look; one where the kernel has no use for several."""
+    """Numbers of communicating SMs that are worth a look (0: a warp of each); one where there is nothing to choose."""
     if operator != "all_gather_matmul":
         return (0,)
-    return tuple(count for count in (1, 2, 4, 8, 16) if count <= max(1, sms // 8)) if world > 1 else (1,)
+    return tuple(count for count in (0, 1, 2, 4, 8, 16) if count <= max(1, sms // 8)) if world > 1 else (1,)
 
 
 __all__ = [

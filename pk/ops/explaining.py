@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from pk.errors import ArgumentError
-from pk.ops import choose, dense, estimate, fused, model
+from pk.errors import ArgumentError, short
+from pk.ops import choose, dense, estimate, fused, inputs, model
+from pk.ops.autograd import as_called
 from pk.ops.choose import Candidate, Facts
 from pk.ops.estimate import Case
 from pk.ops.model import Config
-from pk.runtime.group import check_world_size, current
+from pk.ops.options import check, whole
+from pk.runtime.group import alone, check_world_size, current
 
 PLANNED = "NVIDIA H200"  # what the model's constants are of
 Operator = str | Callable[..., torch.Tensor]
@@ -40,21 +42,38 @@ def explain(
 ) -> str:
     """The choice of ``operator``, such as ``pk.ops.all_gather_matmul`` or its name, for this call, as a table.
 
-    Candidates with estimated microseconds, and measured ones where :func:`pk.ops.tune` measured; the one taken, and
-    why.  ``a`` and ``b`` may be on "meta".  Nothing is launched.  ``count``: rows of the table.
+    The call as it would be made here: under autocast with its dtype, and with the activation apart from the product
+    where a gradient needs what goes into it.  Candidates with estimated microseconds, and measured ones where
+    :func:`pk.ops.tune` measured; the one taken, and why.  ``a`` and ``b`` may be on "meta".  Nothing is launched.
+    ``count``: rows of the table.
 
     With ``world_size`` no group is needed: the answer is the model's, for so many H200s of ``sms`` SMs.  Without, it is
     that of ``group``, and collective if nothing was chosen on the group before.  ``explain(a, b)`` is that of
-    :func:`pk.ops.matmul`.  Raises :class:`pk.errors.ArgumentError` as the operator would.
+    :func:`pk.ops.matmul`.  Raises :class:`pk.errors.ArgumentError` as the operator would, and for options that the
+    operator does not have.
     """
     name, a, b = _which(operator, a, b)
+    whole("count", count, what="rows")
+    given = {"deterministic": deterministic, "comm_sms": comm_sms, "config": config, "sms": sms}
+    check(name, activation=activation, out_dtype=out_dtype, **given)
+    vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    inputs.are_tensors("explain", **{k: x for k, x in vectors.items() if x is not None})
+    a, b, bias, activation = as_called(a, b, bias, activation, scale_a, scale_b)
+    dense.check_operands(a, b, activation)
+    if 0 in (*a.shape, *b.shape):
+        raise ArgumentError(f"pk.ops.explain: {name} of empty matrices takes no time.\n  Pass some with elements.")
     if name == "matmul":
+        _only_parallel(world_size=world_size, deterministic=deterministic or None, comm_sms=comm_sms)
+        sms = sms or (None if group is None else alone(group).sms) or None
         vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
         return dense.explain(a, b, activation=activation, out_dtype=out_dtype, config=config, sms=sms, **vectors)
+    if group is not None and world_size is not None:
+        raise ArgumentError("`group` and `world_size` both say how many ranks there are.\n  Leave one of them away.")
     case, known = _case(name, a, b, group, world_size, sms, out_dtype)
+    if comm_sms is not None and comm_sms >= case.sms:
+        raise ArgumentError(f"comm_sms={comm_sms} leaves none of {case.sms} SMs to compute.\n  Pass a smaller number.")
     scaled = scale_a is not None or scale_b is not None
     case = replace(case, bias=bias is not None, activation=activation not in (None, "none"), scaled=scaled)
-    dense.check_operands(a, b, activation)
     tile = choose.forced(name, deterministic, comm_sms, config)
     every = choose.candidates(case, known)
     if config == choose.LIBRARY:
@@ -63,7 +82,7 @@ def explain(
         left = choose.allowed(every, name, deterministic, comm_sms, tile)
     shown = [*left, *(c for c in every if c.choice not in [x.choice for x in left])]
     taken = choose.best(left)
-    lines = [*heading(case, known), *table(shown, taken, count)]
+    lines = [*heading(case, known), *table(shown, taken, count, name)]
     ruled_out = "deterministic=True" if deterministic else ""
     if comm_sms is not None and name == "all_gather_matmul":
         ruled_out = f"comm_sms={comm_sms}"
@@ -74,6 +93,10 @@ def _which(
     operator: Operator | torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None
 ) -> tuple[str, torch.Tensor, torch.Tensor]:
     if isinstance(operator, torch.Tensor):
+        if a is not None and b is not None:
+            raise ArgumentError(
+                "pk.ops.explain got three tensors.\n  Pass an operator and `a` and `b`, or these alone for matmul."
+            )
         operator, a, b = "matmul", operator, a if b is None else b
     name = name_of(operator, ("matmul", *fused.OPERATORS))
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
@@ -81,12 +104,21 @@ def _which(
     return name, a, b
 
 
+def _only_parallel(**given: Any) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise ArgumentError(
+                f"{option}={short(value)}: pk.ops.matmul, which pk.ops.explain is asked about, has no such choice.\n"
+                "  Leave it away, or name another operator."
+            )
+
+
 def name_of(operator: Operator, known: Sequence[str]) -> str:
     """The name of a public operator; :class:`pk.errors.ArgumentError` if it is none of ``known``."""
     name = operator if isinstance(operator, str) else getattr(operator, "__name__", repr(operator))
     name = name.removeprefix("pk.ops.")
     if name not in known:
-        raise ArgumentError(f"operator={operator!r} is no operator.\n  There are {', '.join(known)}.")
+        raise ArgumentError(f"operator={short(operator)} is no operator.\n  There are {', '.join(known)}.")
     return name
 
 
@@ -94,13 +126,13 @@ def _case(
     operator: str, a: torch.Tensor, b: torch.Tensor, group: Any, world_size: int | None, sms: int | None,
     out_dtype: torch.dtype | None,
 ) -> tuple[Case, Facts]:  # fmt: skip
-    dense.check_operands(a, b, None)
     if world_size is not None:
         check_world_size(world_size)
         world, known = world_size, Facts(PLANNED, sms or model.SMS, "", "", {})
     else:
         owner = current(group)
-        world, known = owner.world_size, choose.facts(owner)
+        with owner.turn.of(f"pk.ops.explain({operator})"):
+            world, known = owner.world_size, choose.facts(owner)
     rows = a.shape[0]
     if operator == "matmul_reduce_scatter" and rows % world:
         raise ArgumentError(f"`a` has {rows} rows, which {world} ranks cannot share equally.")
@@ -127,7 +159,7 @@ def heading(case: Case, known: Facts) -> list[str]:
     ]
 
 
-def table(found: Sequence[Candidate], taken: Candidate, count: int) -> list[str]:
+def table(found: Sequence[Candidate], taken: Candidate, count: int, operator: str) -> list[str]:
     """Rows of the first ``count`` candidates and of the one that is ``taken``; the library is always among them."""
     rows = [
         c for i, c in enumerate(found) if i < count or c.choice.library or c.choice == taken.choice
@@ -137,7 +169,7 @@ def table(found: Sequence[Candidate], taken: Candidate, count: int) -> list[str]
         mark = "->" if c.choice == taken.choice else "  "
         measured = f"{c.measured:8.1f}" if c.measured is not None else f"{'-':>8}"
         failed = f"  failed: {c.failed.splitlines()[0][:80]}" if c.failed else ""
-        lines.append(f"  {mark} {_words(c):<28} {_us(c.estimate)}  {measured}{failed}")
+        lines.append(f"  {mark} {_words(c, operator):<28} {_us(c.estimate)}  {measured}{failed}")
     if len(found) > len(rows):
         lines.append(f"     and {len(found) - len(rows)} more")
     return lines
@@ -147,10 +179,12 @@ def _us(x: float) -> str:
     return f"{'-':>8}" if math.isnan(x) else f"{x:8.1f}"
 
 
-def _words(c: Candidate) -> str:
+def _words(c: Candidate, operator: str) -> str:
     way = c.choice
     if way.tile is None:
         return "library (cuBLAS + NCCL)"
+    if choose.warps(operator, way):
+        return f"{way.tile.name}, communicator warps"
     comm = f", {way.comm_sms} SMs communicate" if way.comm_sms > 1 else ", 1 SM communicates" * way.comm_sms
     return f"{way.tile.name}{comm}"
 

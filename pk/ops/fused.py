@@ -20,14 +20,23 @@ if TYPE_CHECKING:
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 TILES = ("c128x256", "c128x192", "p128x192", "p128x160", "c128x64", "c64x128")
 """Configurations of the kernel ``matmul`` that these kernels have too: no clusters, no parts of K."""
+LEAST = "c64x128"
+"""Of them, what launches without anything to multiply take: ranks without rows meet the others all the same."""
 FEW = (
     *(f"t64x{cols}.d128{parts}" for cols in (8, 16, 32, 64, 128) for parts in ("", ".k2", ".k4")),
     *(f"t128x{cols}{parts}" for cols in (64, 128, 256) for parts in ("", ".k2")), "t64x256",
 )  # fmt: skip
 """The same for a few rows, up to 256: see ``few_rows.py``."""
+for _kernel in (
+    parallel_kernels.all_gather_matmul, parallel_kernels.matmul_reduce_scatter_ordered,
+    parallel_kernels.matmul_all_reduce_ordered, parallel_kernels.all_gather_vector, parallel_kernels.all_gather_rows,
+    few_rows.few_all_gather_matmul, few_rows.few_matmul_reduce,
+):  # fmt: skip
+    _kernel.alike = True
 COMM_SMS = 8  # fill an NVLink of H200s (348 of 358 GB/s)
 FEW_BYTES = 4 << 20  # take the link as long as reading b twice takes, or so
-LAG_WAVES = 120  # percent of a wave of tiles by which own ones follow those of others: their partial sums have come
+LAG_WAVES = 200  # percent of a wave of tiles by which own ones follow those of others: their partial sums have come
+COPIED = 4096  # bytes of a piece that a communicator warp copies
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
 
 
@@ -49,6 +58,11 @@ class Request:
     def world(self) -> int:
         """Ranks of the group."""
         return self.group.world_size
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to multiply."""
+        return 0 in (*self.a.shape, *self.b.shape)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -103,7 +117,7 @@ def run(
     """Launch the fused kernel; the result, and with ``gathered`` the rows of all ranks (M, K), in memory of its own."""
     inputs.addressable("a", rows_contiguous(request.a))
     inputs.addressable("b", dense.operand("b", request.b, along=0).memory)
-    inputs.storable(request.shape, request.out_dtype, None if request.operator == OPERATORS[2] else out)
+    inputs.storable(request.shape, request.out_dtype, out)
     comm_sms = COMM_SMS if comm_sms is None else comm_sms
     communicates = request.operator == "all_gather_matmul" and request.world > 1
     tile = tile or choose_tile(request, comm_sms if communicates else 0)
@@ -127,10 +141,22 @@ def _all_gather(
     if scale is not None and q.world > 1:
         scale = _gather_scales(q, dense.vector("scale_a", scale, rows))
     parallel_kernels.all_gather_matmul(
-        x=a, c=out.view(q.world, rows, -1), whole=whole, **_operands(q, (q.world, rows, 1), scale),
-        **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), group=q.group,
+        x=a, c=out.view(q.world, rows, q.b.shape[1]), whole=whole, **_operands(q, (q.world, rows, 1), scale),
+        **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), **_pushing(tile, comm_sms),
+        group=q.group,
     )  # fmt: skip
-    return out, None if whole is None else whole.view(-1, k).clone()
+    return out, None if whole is None else whole.view(q.world * rows, k).clone()
+
+
+def _pushing(tile: Config, comm_sms: int) -> dict[str, Any]:
+    """Constants of communicator warps: 32 KiB of 128 rows a signal, and of fewer rows as much.
+
+    A warpgroup that has a whole tile of 192 columns leaves them registers for 8 rows at a time.
+    """
+    if comm_sms:
+        return {}
+    wide = tile.pingpong and tile.rows * tile.cols > 128 * 160
+    return {"CHUNKS": max(1, 128 // tile.rows), "PUSH": 8 if wide else 16}
 
 
 def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
@@ -145,17 +171,16 @@ def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch
 
 def _all_reduce(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
     a = rows_contiguous(q.a)
-    inside = out is not None and q.world > 1 and symmetric(out, q.group)
-    c = out if inside else symmetric_workspace(q.group, "matmul_all_reduce", q.shape, q.out_dtype)
-    assert c is not None
+    out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
     by_cols = -(-a.shape[0] // tile.rows) < 4 * q.world
+    constants = _summing(q, tile, a, out)
+    reached = q.world > 1 and symmetric(out, q.group)  # then peers write into it
+    there = {"c" if reached else "out": out}
     parallel_kernels.matmul_all_reduce_ordered(
-        a=a, c=c, **_operands(q, (a.shape[0], 1), q.scale_a), **_summing(q, tile, a, c), BY_COLS=by_cols,
-        group=q.group,
+        a=a, **there, **_operands(q, (a.shape[0], 1), q.scale_a), **constants, BY_COLS=by_cols,
+        PR=COPIED // (constants["P"] * out.element_size()), group=q.group,
     )  # fmt: skip
-    if inside:
-        return c
-    return c.clone() if out is None else out.copy_(c)
+    return out
 
 
 def few(
@@ -246,8 +271,19 @@ def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> di
 def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
     """Constants of the kernels that add partial sums: two pieces of them, and as many of the result, are under way."""
     found = _constants(q, dataclasses.replace(tile, outs=4), a, c)
-    sms = q.group.sms or model.SMS
-    return found | {"OUTS": 2, "LAG": -(-LAG_WAVES * sms // (100 * max(q.world, 1)))}
+    blocks = q.group.sms or model.SMS
+    lag = -(-LAG_WAVES * blocks // (100 * q.world))
+    return found | {"OUTS": 2, "LAG": lag} | owner_turns(blocks, q.world)
+
+
+def owner_turns(blocks: int, world: int) -> dict[str, int]:
+    """STEPS and SHIFT of ``parallel_kernels.owner_of``, so that each of ``blocks`` has tiles of all owners alike.
+
+    From a block's task to its next are STEPS steps, and the owner moves on by ``blocks % world``: SHIFT more are needed
+    where that never comes to some of them.
+    """
+    shift = next(s for s in range(world) if math.gcd(blocks + s, world) == 1)
+    return {"STEPS": max(1, blocks // world), "SHIFT": shift}
 
 
 def _gather_scales(q: Request, mine: torch.Tensor) -> torch.Tensor:

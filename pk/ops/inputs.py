@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from pk.errors import ArgumentError
+from pk.errors import ArgumentError, made_of
 from pk.runtime.tensormap import ALIGNMENT, validate
 from pk.runtime.tensors import plain, separate
 
@@ -21,12 +21,19 @@ def tensors(operator: str, **given: Any) -> tuple[torch.Tensor, ...]:
     return tuple(_one(operator, name, value) for name, value in given.items())
 
 
+def are_tensors(operator: str, **given: Any) -> None:
+    """Raise :class:`pk.errors.ArgumentError` for an argument that is no tensor."""
+    for name, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(
+                f"`{name}` of pk.ops.{operator} is {type(value).__name__}, and must be a torch.Tensor.\n"
+                f"  Pass {made_of(name, value)}."
+            )
+
+
 def _one(operator: str, name: str, value: Any) -> torch.Tensor:
     where = f"pk.ops.{operator}"
-    if not isinstance(value, torch.Tensor):
-        numpy = type(value).__module__.partition(".")[0] == "numpy"
-        advice = f"Pass `torch.from_numpy({name})`" if numpy else f"Pass a tensor, such as `torch.as_tensor({name})`"
-        raise ArgumentError(f"`{name}` of {where} is {type(value).__name__}, and must be a torch.Tensor.\n  {advice}.")
+    are_tensors(operator, **{name: value})
     if value.layout == torch.strided and value.device.type != "meta":
         value = value.resolve_neg().resolve_conj()
     plain(value, name, where)
@@ -46,11 +53,7 @@ def result(operator: str, out: Any, *given: torch.Tensor | None) -> None:
     if out is None:
         return
     where = f"pk.ops.{operator}"
-    if not isinstance(out, torch.Tensor):
-        raise ArgumentError(
-            f"`out` of {where} is {type(out).__name__}, and must be a torch.Tensor.\n"
-            "  Pass one made by `torch.empty`, or leave it away."
-        )
+    is_out(operator, out)
     if traced(out):
         return
     plain(out, "out", where)
@@ -65,6 +68,15 @@ def result(operator: str, out: Any, *given: torch.Tensor | None) -> None:
                 f"`out` of {where} shares memory with an operand of shape {tuple(tensor.shape)}, which is read while "
                 "`out` is written.\n  Pass memory of its own, or leave it away."
             )
+
+
+def is_out(operator: str, out: Any) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless ``out`` is a tensor."""
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentError(
+            f"`out` of pk.ops.{operator} is {type(out).__name__}, and must be a torch.Tensor.\n"
+            "  Pass one made by `torch.empty`, or leave it away."
+        )
 
 
 def fits(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -104,6 +116,8 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 def addressable(name: str, x: torch.Tensor) -> None:
     """Raise :class:`pk.errors.ArgumentError`, in the caller's names, unless TMA can address the matrix ``x``."""
+    if x.numel() == 0:
+        return
     step = x.stride(0) * x.element_size()
     if step > 0 and step % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
         return

@@ -51,10 +51,10 @@ def _matmul(
     out_dtype: torch.dtype | None = None, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
     config: str | None = None, group: str = "", sms: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    given = _given(
-        group, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, config=config
-    )
-    return dense.matmul.direct(a, b, sms=sms, **given)
+    return dense.matmul.direct(
+        a, b, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, config=config,
+        group=group or None, sms=sms,
+    )  # fmt: skip
 
 
 def _parallel(direct: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,6 +91,7 @@ def _fake(operator: str) -> Callable[..., Any]:
         config: str | None = None, group: str = "", *options: Any,
     ) -> Any:  # fmt: skip
         dense.check_operands(a, b, activation)
+        _same_device(operator, a, {"b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
         rows, world = a.shape[0], named(group).world_size if operator not in ("matmul", "replicated_matmul") else 1
         if operator == "matmul_reduce_scatter":
             tensor_parallel.check_shares(a, world)
@@ -108,7 +109,18 @@ def _fake(operator: str) -> Callable[..., Any]:
     return fake
 
 
+def _same_device(operator: str, a: torch.Tensor, given: dict[str, torch.Tensor | None]) -> None:
+    """One argument on "meta" brings a call here whose other arguments hold values: it would give a result of none."""
+    for name, x in given.items():
+        if x is not None and x.device != a.device:
+            raise ArgumentError(
+                f"`{name}` of pk.ops.{operator.removesuffix('_saving')} is on {x.device}, and `a` on {a.device}.\n"
+                "  Pass all on one device; a tensor on meta has no values."
+            )
+
+
 def _fake_all_gather(x: torch.Tensor, group: str = "") -> torch.Tensor:
+    gather.check_rows(x)
     return x.new_empty((x.shape[0] * named(group).world_size, x.shape[1]))
 
 
@@ -130,6 +142,7 @@ def _register(name: str) -> Any:
     made.register_vmap(_refuse_vmap(name))
     if name == "all_gather":
         made.register_fake(_fake_all_gather)
+        made.register_autograd(_no_gradient)
         return made
     made.register_fake(_fake(name))
     made.register_autograd(autograd.BACKWARD[name], setup_context=autograd.setup(name))
@@ -138,10 +151,19 @@ def _register(name: str) -> Any:
     return made
 
 
+def _no_gradient(ctx: Any, grad: torch.Tensor) -> Any:
+    raise ArgumentError(
+        "torch.ops.pk.all_gather has no backward pass, and its argument requires a gradient.\n"
+        "  Use pk.nn.gather, whose gradient is this rank's part, or pass x.detach()."
+    )
+
+
 def _refuse_vmap(name: str) -> Callable[..., Any]:
+    collective = name not in ("matmul", "replicated_matmul")
+
     def refuse(info: Any, in_dims: Any, *args: Any) -> Any:
         raise ArgumentError(
-            f"pk.ops.{name} cannot be batched by torch.vmap: it is one launch on all ranks.\n"
+            f"pk.ops.{name} cannot be batched by torch.vmap: it is one launch{' on all ranks' * collective}.\n"
             "  Fold the batch into the rows: `x.flatten(0, -2)`."
         )
 

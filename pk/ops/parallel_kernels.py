@@ -25,12 +25,11 @@ def feed_rows(inputs, a, row, b, n, K, BK, B_T):
 
 
 @pk.function
-def feed_parts(parts, part, m, n, BN, P):
-    """Loader's half of a sum: the other ranks' partial sums of a tile, piece by piece, in the order of the ranks."""
-    for j in pk.static_range(BN // P):
-        for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-            with parts.fill() as s:
-                pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
+def feed_piece(parts, part, m, column):
+    """Storer's half of a sum: the other ranks' partial sums of a piece, in the order of the ranks."""
+    for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+        with parts.fill() as s:
+            pk.load_async(s.c, part, (r, m, column))
 
 
 @pk.function
@@ -77,6 +76,22 @@ def place(t, rows, cols, G):
 
 
 @pk.function
+def owned_tile(t, owner, rows, cols, G, BY_COLS):
+    """Row and column of tile number ``t`` of those of ``owner``, rows by cols, every W-th row (BY_COLS: column)."""
+    x, y = place(t, rows, cols, G)
+    return (x, y * pk.world_size() + owner) if BY_COLS else (x * pk.world_size() + owner, y)
+
+
+@pk.function
+def take_tile(dst, src, m, n, BM, BN, R, C):
+    """Of a communicator warp: copy tile (m, n), a piece of R rows and C columns at a time."""
+    for i in pk.range(BM // R):
+        for j in pk.range(BN // C):
+            at = pk.at(m * BM + i * R, n * BN + j * C)
+            pk.store(dst, pk.load(src, at, (R, C)), at)
+
+
+@pk.function
 def put_rows(output, dst, row, n, BN, P):
     """Storer's half: write the pieces of column tile ``n`` at ``row``."""
     for j in pk.static_range(BN // P):
@@ -85,31 +100,69 @@ def put_rows(output, dst, row, n, BN, P):
 
 
 @pk.function
+def put_sums(output, parts, part, dst, peers, m, n, BN, P):
+    """The same, behind the partial sums of the next piece.  The loader, which has the next tile to load, stays out.
+    ``peers``: what every other rank receives the tile in as well, or None.
+    """
+    feed_piece(parts, part, m, n * (BN // P))
+    for j in pk.static_range(BN // P):
+        if j + 1 < BN // P:
+            feed_piece(parts, part, m, n * (BN // P) + j + 1)
+        with output.drain() as s:
+            pk.store_async(dst, s.c, (m, n * (BN // P) + j))
+            if peers is not None:
+                for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                    pk.store_async(peers[r], s.c, (m, n * (BN // P) + j))
+
+
+@pk.function
+def owner_of(step, turn, STEPS, SHIFT):
+    """The rank whose tile task (step, turn) is: all in turn, from the next one on, shifted by SHIFT every STEPS steps.
+
+    Tasks are dealt round-robin.  Where the ranks divide the blocks, each block would otherwise have tiles of one
+    owner, and those of its own rank take longer: the others then waited for these blocks.
+    """
+    return (pk.rank() + 1 + turn + step // STEPS * SHIFT) % pk.world_size()
+
+
+@pk.function
 def summed_tile(
-    inputs, output, vectors, parts, a, row, b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+    inputs, output, vectors, parts, a, row, b, c, peers, m, n, owner, part, arrived, done, row_scale, scale, bias,
     BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
 ):  # fmt: skip
     """All roles' halves of one tile of a sum over ranks: A at ``row``, C at row tile ``m``.  Its owner adds the partial
-    sums that the others sent to its ``part`` and writes ``c``; the others send theirs.
+    sums that the others sent to its ``part`` and writes ``c``, and ``peers`` (with a signal ``done``) if not None; the
+    others send theirs.
     """
     me, W = pk.rank(), pk.world_size()
     last = owner == me
     with pk.loader():
         feed_rows(inputs, a, row, b, n, a.cols, BK, B_T)
         feed_vectors(vectors, scale, bias, n)
-        if last:
-            pk.wait(arrived, (m, n), W - 1)
-            feed_parts(parts, part[me], m, n, BN, P)
     with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
         factor = None if row_scale is None else pk.load(row_scale, (*row, 0), (BM, 1))
         acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
         finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
     with pk.storer():
         if last:
-            put_rows(output, c, (m,), n, BN, P)
+            pk.wait(arrived, (m, n), W - 1)
+            put_sums(output, parts, part[me], c, peers, m, n, BN, P)
+            if peers is not None:
+                for r in pk.ranks_from(me + 1, W - 1):
+                    pk.signal(done, (m, n), r)
         else:
             put_rows(output, part[owner], (me, m), n, BN, P)
             pk.signal(arrived, (m, n), owner)
+
+
+@pk.function
+def push_rows(x, full, m, j, peers, BM, BC, PUSH):
+    """Of a communicator warp: chunk ``j`` of row block ``m`` of x to ``peers`` ranks, PUSH rows at a time."""
+    me = pk.rank()
+    for i in pk.range(pk.cdiv(pk.min(BM, x.rows - m * BM), PUSH)):
+        piece = pk.load(x, pk.at(m * BM + i * PUSH, j * BC), (PUSH, BC))
+        for r in pk.ranks_from(me + 1, peers):
+            pk.store(full[r], piece, pk.at(me, m * BM + i * PUSH, j * BC))
 
 
 @pk.kernel
@@ -122,7 +175,8 @@ def all_gather_matmul(
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
-    COMM: pk.constexpr = 8, BC: pk.constexpr = 128, PARTS: pk.constexpr = 4,
+    COMM: pk.constexpr = 8, BC: pk.constexpr = 128, PARTS: pk.constexpr = 4, CHUNKS: pk.constexpr = 1,
+    PUSH: pk.constexpr = 16,
 ):  # fmt: skip
     """c[r] = activation(x of rank r @ b * scales + bias).
 
@@ -130,24 +184,36 @@ def all_gather_matmul(
     K, each with one signal: a signal waits for its stores, so one for every message would halve the rate.  Compute
     starts with its own rows, read where they are, then takes row block 0 of every peer, and so on: all links bring
     data at once (ParallelKittens, arXiv 2511.13940, section 4).
+
+    COMM = 0: a warp of every block does that instead, CHUNKS chunks of BC columns a signal, PUSH rows at a time, all of
+    whose loads are under way together.  No SM is set aside, so that the product does not take another wave of tiles.
     """
     inputs, output, vectors = pipes(x, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     ring = pk.pipeline(3, x=pk.shared((BM, BC), x.dtype))
     me, W, rows, chunks = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)
+    parts, peers = PARTS if COMM else pk.cdiv(chunks, CHUNKS), W - 1 if whole is None else W
     full = pk.scratch((W, x.rows, x.cols), x.dtype) if whole is None else whole
     ready = pk.signals(W, rows)  # parts of row block m of rank w that landed here
-    with pk.communicator(sms=COMM):
-        for m, part in pk.tasks(rows, PARTS, group=1):
-            first, stop = part * chunks // PARTS, (part + 1) * chunks // PARTS
-            with pk.loader():
-                for j in pk.range(first, stop):
-                    with ring.fill() as s:
-                        pk.load_async(s.x, x, (m, j))
-            with pk.storer():
-                for j in pk.range(first, stop):
-                    with ring.drain() as s:
-                        for r in pk.ranks_from(me + 1, W - 1 if whole is None else W):
-                            pk.store_async(full[r], s.x, (me, m, j))
+    if COMM:
+        with pk.communicator(sms=COMM):
+            for m, part in pk.tasks(rows, PARTS, group=1):
+                first, stop = part * chunks // PARTS, (part + 1) * chunks // PARTS
+                with pk.loader():
+                    for j in pk.range(first, stop):
+                        with ring.fill() as s:
+                            pk.load_async(s.x, x, (m, j))
+                with pk.storer():
+                    for j in pk.range(first, stop):
+                        with ring.drain() as s:
+                            for r in pk.ranks_from(me + 1, peers):
+                                pk.store_async(full[r], s.x, (me, m, j))
+                    for r in pk.ranks_from(me + 1, W - 1):
+                        pk.signal(ready, (me, m), r)
+    else:
+        with pk.communicator():
+            for m, part in pk.tasks(rows * pk.min(peers, 1), parts, group=1):
+                for j in pk.range(part * CHUNKS, pk.min((part + 1) * CHUNKS, chunks)):
+                    push_rows(x, full, m, j, peers, BM, BC, PUSH)
                 for r in pk.ranks_from(me + 1, W - 1):
                     pk.signal(ready, (me, m), r)
     for i, n in pk.tasks(rows * W, pk.cdiv(c.cols, BN), group=GROUP):
@@ -158,7 +224,7 @@ def all_gather_matmul(
             if own:
                 feed_rows(inputs, x, (m,), b, n, x.cols, BK, B_T)
             else:
-                pk.wait(ready, (owner, m), PARTS)
+                pk.wait(ready, (owner, m), parts)
                 feed_rows(inputs, full[me], (owner, m), b, n, x.cols, BK, B_T)
             feed_vectors(vectors, scale, bias, n)
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
@@ -177,7 +243,8 @@ def matmul_reduce_scatter_ordered(
     row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (W, M/W, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
-    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
+    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a[me] @ b * scales + bias).
 
@@ -191,12 +258,14 @@ def matmul_reduce_scatter_ordered(
     lag = pk.min(LAG, rows * cols)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [source rank, row, col]
     arrived = pk.signals(rows, cols)
-    for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
+    for step, turn in pk.tasks(rows * cols + lag, W, group=1):
+        owner = owner_of(step, turn, STEPS, SHIFT)
         t = step - lag if owner == me else step
         if t >= 0 and t < rows * cols:
             m, n = place(t, rows, cols, GROUP)
             summed_tile(
-                inputs, output, vectors, parts, a, (owner, m), b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+                inputs, output, vectors, parts, a, (owner, m), b, c, None, m, n, owner, part, arrived, None,
+                row_scale, scale, bias,
                 BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
             )  # fmt: skip
 
@@ -205,33 +274,45 @@ def matmul_reduce_scatter_ordered(
 def matmul_all_reduce_ordered(
     a: pk.Global,  # (M, K)  this rank's slice of the contraction
     b: pk.Global,  # (K, N), or (N, K) with B_T
-    c: pk.Parallel,  # (M, N)  on every rank; receives the sum
+    c: pk.Parallel = None,  # (M, N)  on every rank; receives the sum
+    out: pk.Global = None,  # (M, N)  the same in ordinary memory, in place of c
     row_scale: pk.Global = None, scale: pk.Global = None, bias: pk.Global = None,  # (M, 1) (1, N) (1, N)
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
-    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, BY_COLS: pk.constexpr = False,
-    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
+    PR: pk.constexpr = 32, BY_COLS: pk.constexpr = False, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a @ b * scales + bias), on every rank.
 
-    Row tiles (with BY_COLS: column tiles) belong to ranks in turn.  As in the reduce-scatter, but the owner's epilogue
-    stores the finished tile to every rank, so that no SM is set aside for communication.
+    Row tiles (with BY_COLS: column tiles) belong to ranks in turn.  As in the reduce-scatter, but the storer sends the
+    finished tile to every rank.  Into ``out``, which peers cannot reach, a warp of every block takes it from there.
     """
+    c, out, peers = (c, None, None) if out is None else (out, out, pk.scratch((a.rows, out.cols), out.dtype))
     inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     parts = pk.pipeline(2, c=pk.shared((BM, P), c.dtype))
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     owned_rows, owned_cols = (rows, pk.cdiv(cols, W)) if BY_COLS else (pk.cdiv(rows, W), cols)
-    lag = pk.min(LAG, owned_rows * owned_cols)
+    owned = owned_rows * owned_cols
+    lag = pk.min(LAG, owned)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)
     arrived = pk.signals(rows, cols)
-    for step, owner in pk.tasks(owned_rows * owned_cols + lag, pk.ranks_from(me + 1), group=1):
+    done = None if out is None else pk.signals(rows, cols)  # the tile is in this rank's `peers`
+    if out is not None:
+        with pk.communicator():
+            for t, turn in pk.tasks(owned, W - 1, group=1):
+                m, n = owned_tile(t, (me + 1 + turn) % W, owned_rows, owned_cols, GROUP, BY_COLS)
+                if m < rows and n < cols:
+                    pk.wait(done, (m, n), 1)
+                    take_tile(out, peers[me], m, n, BM, BN, PR, P)
+    for step, turn in pk.tasks(owned + lag, W, group=1):
+        owner = owner_of(step, turn, STEPS, SHIFT)
         t = step - lag if owner == me else step
-        if t >= 0 and t < owned_rows * owned_cols:
-            x, y = place(t, owned_rows, owned_cols, GROUP)
-            m, n = (x, y * W + owner) if BY_COLS else (x * W + owner, y)
+        if t >= 0 and t < owned:
+            m, n = owned_tile(t, owner, owned_rows, owned_cols, GROUP, BY_COLS)
             if m < rows and n < cols:
                 summed_tile(
-                    inputs, output, vectors, parts, a, (m,), b, c, m, n, owner, part, arrived, row_scale, scale, bias,
+                    inputs, output, vectors, parts, a, (m,), b, c, peers, m, n, owner, part, arrived, done,
+                    row_scale, scale, bias,
                     BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION,
                 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pk.errors import ArgumentError
 from pk.ops import inputs
+from pk.ops import options as allowed
 from pk.runtime.names import name_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -53,6 +54,7 @@ def routed(fn: Callable[P, torch.Tensor]) -> Operator[P]:
     @functools.wraps(fn)
     def call(a: Any, b: Any, **options: Any) -> torch.Tensor:
         if torch.compiler.is_compiling() or watched(operator, a, b, options):
+            allowed.check_known(operator, options)
             return through_torch(operator, a, b, **options)
         return fn(a, b, **options)
 
@@ -105,8 +107,15 @@ def through_torch(
     Where a gradient will need what goes into the activation, that is the operator's result, and the activation an
     operation of torch's.
     """
+    name = "matmul" if operator in allowed.MATMUL else operator
+    given = {"activation": activation, "out_dtype": out_dtype, "config": config, "save_gathered": save_gathered}
+    allowed.check(name, **given, **rest)
+    allowed.check_named(config)
+    vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    inputs.are_tensors(name, a=a, b=b, **{k: x for k, x in vectors.items() if x is not None})
     graded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias, scale_a, scale_b))
     if out is not None:
+        inputs.is_out(name, out)
         _check_out(operator, out, graded)
         if not torch.compiler.is_compiling():
             inputs.result(operator, out, a, b, bias, scale_a, scale_b)

@@ -9,7 +9,12 @@ operator                   a                 b            result
 =========================  ================  ===========  ============
 
 K and N are this rank's extents.  Every call is collective: all ranks of ``group`` (a ``torch.distributed`` process
-group, or None for the current one) make it, with the same shapes, dtypes, layouts and options.
+group, or None for the current one) make it, from one thread, without rows too.
+
+The same on all ranks: shapes and dtypes of a and b, layout of b, dtype of the bias, which scales there are, and every
+option; whether ``out`` of an all-reduce is symmetric; and whether the rows are kept for a gradient of b.  Else
+:class:`pk.errors.RanksDisagree` is raised on every rank, with what each called.  Each rank's own: the values, the
+layout of a, and where the result goes.  The bias of a sum must have one value everywhere, which nobody checks.
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError
-from pk.ops import baseline, choose, dense, fused, inputs
+from pk.ops import baseline, calls, choose, dense, fused, inputs, options
+from pk.ops.calls import Called
 from pk.ops.fused import Request
-from pk.ops.gather import gather_rows
 from pk.ops.model import Config
 from pk.ops.route import routed
 from pk.runtime.group import current
@@ -53,17 +58,20 @@ def all_gather_matmul(
 
     Returns ``out``, or a new tensor of ``out_dtype`` (the dtype of ``a``; bfloat16 for float8).  The order of the sums
     is fixed, so ``deterministic`` changes nothing but to rule the library out.  ``comm_sms``: SMs that only
-    communicate; a number rules the library out too.  ``config``: a tile of ``pk.ops.fused.TILES``, or "library" for an
-    all-gather and a matrix product of torch's; by default the fastest, by estimates or by what :func:`pk.ops.tune`
-    measured; :func:`pk.ops.explain` shows it.
+    communicate, 0 for a warp of every SM beside its product; a number rules the library out too.  ``config``: a tile of
+    ``pk.ops.fused.TILES``, one of ``pk.ops.fused.FEW`` for up to 256 rows, or "library" for an all-gather and a matrix
+    product of torch's; by default the fastest, by estimates or by what :func:`pk.ops.tune` measured;
+    :func:`pk.ops.explain` shows it.
 
     The gradient of b needs the rows of all ranks: ``save_gathered`` keeps them from the forward to the backward pass,
     (M, K) elements; without it they are gathered again.  See :mod:`pk.ops.autograd`.
 
-    Raises :class:`pk.errors.ArgumentError` for shapes, strides, dtypes and options that cannot work.
+    Raises :class:`pk.errors.ArgumentError` for shapes, strides, dtypes and options that cannot work,
+    :class:`pk.errors.RanksDisagree` on every rank if they make different calls.
     """
+    options.check("all_gather_matmul", save_gathered=save_gathered)
     q = request("all_gather_matmul", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
-    return _run(q, out, deterministic, comm_sms, config)
+    return _run(Called(q, out, deterministic, comm_sms, config))[0]
 
 
 @routed
@@ -87,10 +95,10 @@ def matmul_reduce_scatter(
     a (M, K) and b (K, N) are this rank's slice of the contraction; M is a multiple of the world size.  ``scale_a``
     (M, 1) or one element.  ``bias`` is added once, and the same on every rank.  Every rank's partial sum is rounded to
     the result's dtype and sent to the owner of its rows, who adds them in float32 in a fixed order.  The rest as for
-    :func:`all_gather_matmul`; ``comm_sms`` is not used: no SM is set aside.
+    :func:`all_gather_matmul`; ``comm_sms`` is for the all-gather of its backward pass, forward no SM is set aside.
     """
     q = request("matmul_reduce_scatter", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
-    return _run(q, out, deterministic, comm_sms, config)
+    return _run(Called(q, out, deterministic, comm_sms, config))[0]
 
 
 @routed
@@ -112,10 +120,11 @@ def matmul_all_reduce(
     """``activation(sum over ranks of a @ b + bias)``, (M, N) on every rank, with the same bits on all.
 
     As :func:`matmul_reduce_scatter`, for any M; the owner of a tile sends it to every rank when it is finished.
-    ``out`` made by ``pk.empty`` is written by all ranks directly, which saves a copy.
+    ``out`` made by ``pk.empty`` is written by all ranks directly, which saves a copy.  ``comm_sms`` is refused: no SM
+    is set aside in either direction.
     """
     q = request("matmul_all_reduce", a, b, group, bias, activation, out, out_dtype, scale_a, scale_b)
-    return _run(q, out, deterministic, comm_sms, config)
+    return _run(Called(q, out, deterministic, comm_sms, config))[0]
 
 
 def all_gather_matmul_saving(
@@ -125,9 +134,7 @@ def all_gather_matmul_saving(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """:func:`all_gather_matmul`, and the rows of all ranks (M, K), which its backward pass needs."""
     q = request("all_gather_matmul", a, b, group, bias, activation, None, out_dtype, scale_a, scale_b)
-    if 0 in (*q.shape, q.a.shape[1]):
-        return _run(q, None, deterministic, comm_sms, config), gather_rows(q.a, q.group)
-    result, whole = chosen(q, None, choose.decide(q, deterministic, comm_sms, config), gathered=True)
+    result, whole = _run(Called(q, None, deterministic, comm_sms, config, gathered=True))
     assert whole is not None
     return result, whole
 
@@ -138,6 +145,7 @@ def request(
     out: torch.Tensor | None, out_dtype: torch.dtype | None, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
 ) -> Request:  # fmt: skip
     """The call with everything checked that one rank can check."""
+    options.check(operator, activation=activation, out_dtype=out_dtype)
     owner = current(group)
     given = {k: v for k, v in {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}.items() if v is not None}
     a, b, *rest = inputs.tensors(operator, a=a, b=b, **given)
@@ -164,14 +172,20 @@ def check_shares(a: torch.Tensor, world: int) -> None:
         )
 
 
-def _run(
-    q: Request, out: torch.Tensor | None, deterministic: bool, comm_sms: int | None, config: Config | str | None
-) -> torch.Tensor:
-    if 0 in (*q.shape, q.a.shape[1]):
-        choose.forced(q.operator, deterministic, comm_sms, config)
-        result = q.a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
-        return dense.without_k(result, q.bias, q.activation)
-    return chosen(q, out, choose.decide(q, deterministic, comm_sms, config))[0]
+def _run(call: Called) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The call, if all ranks make it; and the rows of all ranks if they are kept.  Empty ones are launched too."""
+    q = call.q
+    options.check(q.operator, deterministic=call.deterministic, comm_sms=call.comm_sms, config=call.config)
+    key = call.key()
+    with q.group.turn.of(call):
+        way = q.group.calls.get(key)
+        if way is None:
+            choose.forced(q.operator, call.deterministic, call.comm_sms, call.config)
+            options.within(q.group, call.comm_sms)
+            calls.compared(q.group, call)
+            way = choose.decide(q, call.deterministic, call.comm_sms, call.config)
+            calls.remember(q.group, key, way)
+        return chosen(q, call.out, way, call.gathered)
 
 
 def chosen(

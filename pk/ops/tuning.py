@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pk.errors import ArgumentError, HangError, PeerFailed, PkError, RanksDisagree
-from pk.ops import baseline, choose, estimate, fused, tensor_parallel
+from pk.errors import ArgumentError, HangError, PeerFailed, PkError, RanksDisagree, short
+from pk.ops import baseline, choose, estimate, fused, inputs, options, tensor_parallel
+from pk.ops.autograd import as_called
+from pk.ops.calls import Called
 from pk.ops.choose import Candidate, Choice
 from pk.ops.estimate import Case
 from pk.ops.explaining import Operator, heading, name_of, table
@@ -51,7 +53,8 @@ class Tuning:
 
     def __str__(self) -> str:
         taken = choose.best(self.candidates)
-        return "\n".join([*heading(self.case, self.known), *table(self.candidates, taken, len(self.candidates))])
+        rows = table(self.candidates, taken, len(self.candidates), self.case.operator)
+        return "\n".join([*heading(self.case, self.known), *rows])
 
 
 def tune(
@@ -72,30 +75,34 @@ def tune(
 ) -> Tuning:
     """Measure how ``operator`` (``pk.ops.all_gather_matmul``, ..., or its name) is quickest for calls like this one.
 
-    Collective.  Candidates are the ``limit`` best of pk's by estimate, and the library where it is one.  Each is run,
-    its result compared with the library's, and then timed in ``rounds`` rounds of ``repeats`` calls one after the
-    other, the candidates in turn; its time is the median round of the slowest rank.  From then on the operator takes
-    the quickest for these shapes, M up to the next power of two or 1.5 times one.  ``save`` keeps the answer on disk
-    for later runs on such a machine with these versions (default: on GPUs); a disk that refuses is only a warning.
+    Collective, and for the call as it would be made here: under autocast with its dtype, and with the activation apart
+    from the product where a gradient needs what goes into it.
+
+    Candidates are the ``limit`` best of pk's by estimate, and the library where it is one.  Each is run, its result
+    compared with the library's, and then timed in ``rounds`` rounds of ``repeats`` calls one after the other, the
+    candidates in turn; its time is the median round of the slowest rank.  From then on the operator takes the quickest
+    for these shapes, M up to the next power of two or 1.5 times one.  ``save`` keeps the answer on disk for later runs
+    on such a machine with these versions (default: on GPUs); a disk that refuses is only a warning.
 
     A simulation is timed as one.  Raises :class:`pk.errors.ArgumentError` as the operator does and where there is
     nothing to measure, :class:`pk.errors.RanksDisagree` if the ranks ask for different things.
     """
     name = name_of(operator, fused.OPERATORS)
+    for option, value in (("limit", limit), ("repeats", repeats), ("rounds", rounds)):
+        options.whole(option, value, what="candidates" if option == "limit" else option)
+    if save is not None and not isinstance(save, bool):
+        raise ArgumentError(f"save={short(save)} is {type(save).__name__}, and must be True, False or None.")
+    vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    inputs.are_tensors("tune", a=a, b=b, **{k: x for k, x in vectors.items() if x is not None})
+    options.check(name, activation=activation, out_dtype=out_dtype)
+    a, b, bias, activation = as_called(a, b, bias, activation, scale_a, scale_b)
     q = tensor_parallel.request(name, a, b, group, bias, activation, None, out_dtype, scale_a, scale_b)
-    if 0 in (*q.shape, q.a.shape[1]):
-        raise ArgumentError(f"pk.ops.tune: {name} of empty matrices takes no time.")
-    _positive(limit=limit, repeats=repeats, rounds=rounds)
+    if q.empty:
+        raise ArgumentError(f"pk.ops.tune: {name} of empty matrices takes no time.\n  Pass some with elements.")
     if q.group.backend == "cuda":
         refuse_capture(q.group, "pk.ops.tune measures and waits")
-    with torch.no_grad():
+    with torch.no_grad(), q.group.turn.of(f"pk.ops.tune of {Called(q, None)}"):
         return _tune(q, limit, repeats, rounds, save)
-
-
-def _positive(**given: int | None) -> None:
-    for name, value in given.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ArgumentError(f"pk.ops.tune: {name}={value!r} must be a whole number, at least 1.")
 
 
 def _tune(q: Request, limit: int, repeats: int | None, rounds: int | None, save: bool | None) -> Tuning:
@@ -121,6 +128,7 @@ def _tune(q: Request, limit: int, repeats: int | None, rounds: int | None, save:
 
     known.tuned[key] = group.meet("the decision of pk.ops.tune", mine, decide)
     known.memo.clear()
+    group.calls.clear()  # they go another way now
     measured = {way.name for way in ways}
     every = choose.candidates(case, known)
     return Tuning(case, known, tuple(c for c in every if c.choice.name in measured))

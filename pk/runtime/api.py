@@ -33,7 +33,7 @@ def empty(shape: Sequence[int] | int, dtype: Any, group: Any = None) -> torch.Te
 
 
 def _extents(shape: Any) -> tuple[int, ...]:
-    from pk.errors import ArgumentError
+    from pk.errors import ArgumentError, short
 
     try:
         given = (shape,) if not isinstance(shape, Iterable) else tuple(shape)
@@ -42,7 +42,7 @@ def _extents(shape: Any) -> tuple[int, ...]:
     except TypeError:  # an extent that is no integer
         pass
     raise ArgumentError(
-        f"pk.empty: shape {shape!r} has an extent that is not a whole number.\n"
+        f"pk.empty: shape {short(shape)} has an extent that is not a whole number.\n"
         "  Pass integers, such as `pk.empty((rows, cols), torch.bfloat16)`."
     )
 
@@ -65,6 +65,11 @@ def spawn(fn: Callable[..., Any], world_size: int, backend: str | None = None, a
     enough, else ranks sharing a GPU (threads); None: ``"cuda"`` if there is a Hopper-class GPU, else ``"sim"``.  An
     exception on one rank ends all of them and is raised here as :class:`pk.errors.RankError` with that rank's
     traceback.
+
+    Ranks that are threads share what a process has once, such as torch's random generator: ``torch.manual_seed`` in
+    the ranks, followed by random numbers, is a race, and gives other numbers on each rank and in each run.  Draw from a
+    generator of the rank's own, ``torch.Generator().manual_seed(rank)``, or make what all ranks have alike before
+    ``pk.spawn``, and let each rank change only a copy: ``copy.deepcopy(module)``.
     """
     from pk.runtime.spawn import spawn as run
 

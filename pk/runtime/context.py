@@ -67,7 +67,9 @@ class Context:
         self.stream: int | None = None  # of the last launch that was not captured
         self.captured: int | None = None  # of the last launch that was
         self.ordered: int | None = None  # a launch on this stream comes after all earlier ones by itself
-        self.order = threading.Lock()  # held from ordering a launch to submitting it
+        # Held from ordering a launch to submitting it: where ranks meet, by one thread at a time (`Turn`).
+        self.waits = group.world_size == 1  # for the lock; else whoever finds it taken is refused
+        self.order: Any = threading.Lock() if self.waits else group.turn.lock
         self.cache: dict[tuple[Any, ...], Any] = {}  # packed launches, see pk.runtime.launch
         self.warm: dict[tuple[Any, ...], Any] = {}  # the same by the arguments of the call, see pk.kernel
         self.seen: set[str] = set()  # identities that the ranks have compared
@@ -101,6 +103,10 @@ class Context:
             self.scratch = segment
             self.forget()
 
+    def collide(self) -> None:
+        """Raise for a thread that has found another one at the group's launches."""
+        self.group.turn.collide()
+
     def forget(self) -> None:
         """Packed launches hold addresses that are no longer right: pack anew."""
         self.generation += 1
@@ -131,12 +137,14 @@ class Context:
 
     # ------------------------------------------------------------------------------------------------- launches
     def number(self, source: Source, signals: Mapping[str, tuple[int, ...]], identity: str) -> int:
-        """The ``kernel_id`` that stands for this kernel in records."""
+        """The ``kernel_id`` that stands for this kernel in records; what launches it now is told with them."""
         key = (id(source), tuple(signals.items()), identity)
         with self._lock:
             if key not in self.numbers:
                 self.numbers[key] = len(self.kernels)
-                self.kernels.append(Launched(source, dict(signals), identity))  # holds the source: its id stays taken
+                told = self.group.turn.told()
+                shown = f"{told}: {identity}" if told else identity
+                self.kernels.append(Launched(source, dict(signals), shown))  # holds the source: its id stays taken
                 watch.name(self, self.numbers[key], source.name)
             return self.numbers[key]
 
@@ -155,6 +163,8 @@ class Context:
         What a graph holds is ordered inside the graph; its replays by the stream that they are issued on.
         """
         driver, device = self.group.driver, self.group.gpu
+        if stream == 0 and self.group.beside:
+            raise legacy_stream(self.group)
         if driver.capturing(device, stream):
             # Eager work cannot be waited for inside a capture, and nothing outside can wait for captured work.
             earlier = [s for s in (self.captured, self.stream) if s not in (None, stream)]
@@ -380,6 +390,14 @@ def refuse_capture(group: Group, what: str) -> None:
             f"{what}, which is impossible while a CUDA graph is being captured.\n"
             "  Make the same call eagerly once before the capture, on every rank."
         )
+
+
+def legacy_stream(group: Group) -> BackendError:
+    """What to raise where work on CUDA's stream 0 would wait for ranks that wait for it."""
+    return BackendError(
+        f"this rank shares GPU {group.device} with other ranks and is on the legacy default stream, which waits for "
+        "theirs.\n  Stay on the stream that pk.spawn made current, or use torch.cuda.Stream()."
+    )
 
 
 def _check_environment(group: Group) -> None:

@@ -7,8 +7,9 @@ host call of a rank can fall between two launches that wait for each other.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,8 +96,13 @@ def launch(call: Call) -> Packed:
     launch gave up.  :class:`pk.errors.ArgumentError` for a tensor that the kernel cannot use.
     """
     group = call.group
-    if group.threaded:
-        return _launch_together(call)
+    # Threads of one rank may launch at once if no other rank waits for them.
+    with group.turn if group.world_size > 1 else contextlib.nullcontext():
+        return _launch_together(call) if group.threaded else _launch_alone(call)
+
+
+def _launch_alone(call: Call) -> Packed:
+    group = call.group
     context = contexts.of(group)
     context.check()
     context.attempts, context.submitted = context.attempts + 1, False
@@ -119,7 +125,8 @@ def prepare(call: Call) -> Packed:
     if not group.threaded:
         return _packed(call, context) or _pack_alone(call, context)
     _, scratch = call.scratch_layout()
-    fits = group.meet("preparing a launch", (call.identity, context.fits(call.counters, scratch)), _agree)
+    mine = (call.identity, context.fits(call.counters, scratch), group.turn.told())
+    fits = group.meet("preparing a launch", mine, _agree)
     if not fits:
         context.grow(call.counters, scratch)
     return _packed(call, context) or _pack(call, context)
@@ -131,15 +138,17 @@ def repack(call: Call) -> Packed:
     return _packed(call, context) or _pack(call, context)
 
 
-def _agree(told: list[tuple[str, bool]]) -> list[bool]:
-    _same_identity([identity for identity, _ in told])
-    return [all(fits for _, fits in told)] * len(told)
+def _agree(told: list[tuple[str, bool, str]]) -> list[bool]:
+    _same_identity([identity for identity, _, _ in told], lambda: [call for *_, call in told])
+    return [all(fits for _, fits, _ in told)] * len(told)
 
 
 def synchronize(group: Group) -> None:
     """Wait for this rank's launches; :class:`pk.errors.HangError` if one of the group's gave up."""
     if group.backend == "sim":
         return
+    if group.solo is not None:
+        synchronize(group.solo)
     contexts.refuse_capture(group, "pk.synchronize() waits for this rank's stream")
     driver, device, context = group.driver, group.gpu, group.context
     stream = driver.stream(device)
@@ -184,17 +193,32 @@ def _pack_alone(call: Call, context: Context) -> Packed:
 
 
 def _compare(group: Group, identity: str) -> None:
+    told = compare(group, "the first launch of a shape", f"{identity}\0{group.turn.told()}")
+    pairs = [text.split("\0") for text in told]
+    _same_identity([pair[0] for pair in pairs], lambda: [pair[1] for pair in pairs])
+
+
+def compare(group: Group, key: str, text: str) -> list[str]:
+    """Every rank's ``text``, in rank order; none if a rank does not come, whose launch then tells what it does.
+
+    It compiles, or what is new to this rank is not new to it, so that it launches something else: then the entry words'
+    hash tells.
+    """
     try:
-        told = group.exchange("the first launch of a shape", identity.encode(), _PATIENCE_S)
+        found = group.exchange(key, text.encode(), _PATIENCE_S if group.backend == "cuda" and group.link else None)
     except PeerLate:
-        return  # it compiles, or it launches a shape that is not new to it: then the entry words' hash tells
-    _same_identity([text.decode() for text in told])
+        return []
+    return [data.decode() for data in found]
 
 
-def _same_identity(identities: list[str]) -> None:
+def _same_identity(identities: list[str], told: Callable[[], list[str]]) -> None:
+    """``told()``: the call that each rank is in, or ""."""
     if len(set(identities)) > 1:
+        calls = told()
+        known = all(calls) and len(set(calls)) > 1
         raise RanksDisagree(
-            f"the ranks launch different kernels, or one kernel with different shapes:\n{differing(identities)}\n"
+            "the ranks launch different kernels, or one kernel with different shapes:\n"
+            f"{differing(calls if known else identities)}\n"
             "  All ranks launch the same kernel with the same constants and the same shapes of what peers address."
         )
 
@@ -246,11 +270,8 @@ def _meet(request: _Request) -> bool:
 
 def _rank_stream(group: Group) -> int:
     stream = group.driver.stream(group.gpu)
-    if stream == 0 and group.shared:
-        raise BackendError(
-            f"rank {group.rank} shares GPU {group.device} with other ranks and is on the legacy default stream, "
-            "which waits for theirs.\n  Stay on the stream that pk.spawn made current, or use torch.cuda.Stream()."
-        )
+    if stream == 0 and group.beside:
+        raise contexts.legacy_stream(group)
     return stream
 
 
@@ -278,7 +299,7 @@ def _submit(requests: list[_Request]) -> list[Exception | str | None]:
         first, why = next(iter(failed.items()))
         told = PeerFailed(f"rank {first} could not launch: {type(why).__name__}: {why}")
         return [failed.get(rank, told) for rank in range(len(requests))]
-    _same_identity([r.identity for r in requests])
+    _same_identity([r.identity for r in requests], lambda: [r.group.turn.told() for r in requests])
     if any(r.ready is None for r in requests):
         return ["grow"] * len(requests)
     ready = [r.ready for r in requests if r.ready is not None]

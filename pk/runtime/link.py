@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
 from pk.errors import PeerFailed, PeerLate, PkError, RanksDisagree
 from pk.runtime import alive
-from pk.runtime.rendezvous import Work, differing, ranks
+from pk.runtime.rendezvous import Work, ranks, same
 
 LEFT = "pk/left"  # of a process that has ended: in the store of each of its process groups, whatever the incarnation
 _LOOK_S = 0.1
+_TOLD = "\x1f"  # in what is posted: between the key and what the rank is in, in words
 _CHUNK = 4 << 20  # torch's TCPStore takes at most 8 MiB
 
 
@@ -37,58 +39,72 @@ class Link:
         self._processes: dict[int, alive.Process | None] = {}
         store.set(f"{self._prefix}/process/{rank}", mine.encode() if mine is not None else b"")
 
-    def exchange(self, key: str, payload: bytes, timeout: float) -> list[bytes]:
-        """Every rank's ``payload``, in rank order.
+    def exchange(self, key: str, payload: bytes, timeout: float, told: str = "") -> list[bytes]:
+        """Every rank's ``payload``, in rank order.  ``told``: what messages show in place of ``key``.
 
         Raises :class:`RanksDisagree` on all ranks if their keys differ, :class:`PeerFailed` if a rank failed or does
         not post within ``timeout`` seconds.
         """
-        step, end = self._begin(), time.monotonic() + timeout
-        mine = self._post(f"{step}/{self.rank}", key.encode() + b"\0" + payload)
-        found = [self._take(f"{step}/{r}", r, key, end) for r in range(self.world)]
-        self._forget(mine)
-        keys, values = zip(*(value.split(b"\0", 1) for value in found), strict=True)
-        _same([k.decode() for k in keys])
+        step, end, head = self._begin(), time.monotonic() + timeout, _head(key, told)
+        mine = self._post(f"{step}/{self.rank}", head + payload)
+        found = [self._take(f"{step}/{r}", r, told or key, end) for r in range(self.world)]
+        heads, values = zip(*(value.split(b"\0", 1) for value in found), strict=True)
+        try:
+            _same(heads)
+        except RanksDisagree as error:
+            if self.rank == 0:  # others may be in a gather, where they wait for its result
+                mine += self._answer(step, [_Failed(error)] * self.world)
+            raise
+        finally:
+            self._forget(mine)
+        self._refuse_void(told or key)
         return list(values)
 
-    def gather(self, key: str, payload: Any, fn: Work, timeout: float) -> Any:
+    def gather(self, key: str, payload: Any, fn: Work, timeout: float, told: str = "") -> Any:
         """Rank 0 runs ``fn`` over all ranks' payloads (pickled); every rank gets its result, or the exception."""
         if self.rank == 0:
-            return self._serve(key, payload, fn, timeout)
+            return self._serve(key, payload, fn, timeout, told)
         step, end = self._begin(), time.monotonic() + timeout
-        mine = self._post(f"{step}/{self.rank}", key.encode() + b"\0" + pickle.dumps(payload))
-        answer = pickle.loads(self._take(f"{step}/result/{self.rank}", 0, key, end))
+        mine = self._post(f"{step}/{self.rank}", _head(key, told) + pickle.dumps(payload))
+        answer = pickle.loads(self._take(f"{step}/result/{self.rank}", 0, told or key, end))
         self._forget(mine)
         if isinstance(answer, _Failed):
             raise answer.error
         return answer.value
 
-    def _serve(self, key: str, payload: Any, fn: Work, timeout: float) -> Any:
-        step, end = self._begin(), time.monotonic() + timeout
+    def _serve(self, key: str, payload: Any, fn: Work, timeout: float, told: str) -> Any:
+        step, end, head = self._begin(), time.monotonic() + timeout, _head(key, told)
         answers: list[_Failed] | list[_Result]
+        mine: list[str] = []
         try:
-            keys, payloads = [key], [payload]
-            for r in range(1, self.world):
-                name, value = self._take(f"{step}/{r}", r, key, end).split(b"\0", 1)
-                keys.append(name.decode())
-                payloads.append(value)
-            _same(keys)
-            results = fn([payload, *(pickle.loads(value) for value in payloads[1:])])
+            taken = [self._take(f"{step}/{r}", r, told or key, end).split(b"\0", 1) for r in range(1, self.world)]
+            _same([head.rstrip(b"\0"), *(name for name, _ in taken)])
+            results = fn([payload, *(pickle.loads(value) for _, value in taken)])
+            self._refuse_void(told or key)
             answers = [_Result(value) for value in results]
         except Exception as error:  # noqa: BLE001  it is every rank's error
             answers = [_Failed(error)] * self.world
-        mine = []
-        for r in range(1, self.world):
-            mine += self._post(f"{step}/result/{r}", _pickled(answers[r]))
+            if isinstance(error, RanksDisagree):  # others may be in an exchange, where they wait for this rank's post
+                mine += self._post(f"{step}/0", head)
+        mine += self._answer(step, answers)
         self._forget(mine)
         own = answers[0]
         if isinstance(own, _Failed):
             raise own.error
         return own.value
 
-    def leave(self, why: str) -> None:
-        """This rank will never come again: release whoever waits for it.  Never raises: the store may be gone."""
+    def _answer(self, step: str, answers: list[_Failed] | list[_Result]) -> list[str]:
+        """Post every other rank's answer; the names."""
+        return [name for r in range(1, self.world) for name in self._post(f"{step}/result/{r}", _pickled(answers[r]))]
+
+    def leave(self, why: str, void: bool = False) -> None:
+        """This rank will never come again: release whoever waits for it.  Never raises: the store may be gone.
+
+        ``void``: nor does anybody get the result of the exchange that is under way.
+        """
         try:
+            if void:
+                self.store.set(f"{self._prefix}/void", f"{self.rank} {why}".encode())
             self.store.set(f"{self._prefix}/gone/{self.rank}", why.encode())
             self.store.set(f"{self._prefix}/gone", str(self.rank).encode())
         except Exception:  # noqa: BLE001  nobody is left to tell
@@ -143,6 +159,11 @@ class Link:
         """A note, or None if nobody has left it yet.  Does not wait."""
         full = f"{self._prefix}/note/{name}"
         return bytes(self.store.get(full)) if self.store.check([full]) else None
+
+    def _refuse_void(self, shown: str) -> None:
+        if self.store.check([f"{self._prefix}/void"]):
+            rank, _, why = bytes(self.store.get(f"{self._prefix}/void")).decode().partition(" ")
+            raise PeerFailed(f"rank {rank} {why}, so {shown} cannot go on.")
 
     def _begin(self) -> str:
         self._count += 1
@@ -240,9 +261,11 @@ def _pickled(answer: _Result | _Failed) -> bytes:
         return pickle.dumps(_Failed(PkError(f"{type(original).__name__}: {original}")))
 
 
-def _same(keys: list[str]) -> None:
-    if len(set(keys)) > 1:
-        raise RanksDisagree(
-            f"the ranks do different things at the same point:\n{differing(keys)}\n"
-            "  Every rank of the group must make the same calls in the same order."
-        )
+def _head(key: str, told: str) -> bytes:
+    return f"{key}{_TOLD}{told}".encode() + b"\0"
+
+
+def _same(heads: Sequence[bytes]) -> None:
+    """Of what all ranks posted, before their payloads."""
+    keys, _, told = zip(*(head.decode().partition(_TOLD) for head in heads), strict=True)
+    same(list(keys), lambda: list(told))

@@ -7,13 +7,14 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from pk.errors import ArgumentError
+from pk.errors import ArgumentError, short
 
 if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 _numbers = itertools.count()
 _named: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
+_met: set[str] = set()  # names of process groups that pk has used
 
 
 def register(group: Group) -> str:
@@ -26,6 +27,19 @@ def register(group: Group) -> str:
 def every() -> list[Group]:
     """All groups that are alive."""
     return list(_named.values())
+
+
+def meet(process_group: Any) -> None:
+    """Remember the name of ``process_group``: should there be none of that name later, it has been destroyed."""
+    _met.add(name_of(process_group))
+
+
+def destroyed_text(name: str) -> str:
+    """What to say of a process group that is no more."""
+    return (
+        f"the process group {name!r} passed as group= has been destroyed (torch.distributed.destroy_process_group).\n"
+        "  Make one again with torch.distributed.new_group, or pass one that exists."
+    )
 
 
 def name_of(group: Any) -> str:
@@ -41,7 +55,7 @@ def name_of(group: Any) -> str:
     if isinstance(found, str):
         return found
     raise ArgumentError(
-        f"group={group!r} is neither a pk group nor a process group.\n"
+        f"group={short(group)} is neither a pk group nor a process group.\n"
         "  Pass a torch.distributed.ProcessGroup, or nothing."
     )
 
@@ -53,8 +67,16 @@ def named(name: str) -> Group:
     """
     from pk.runtime.group import current
 
+    return current(find(name))
+
+
+def find(name: str) -> Any:
+    """What :func:`name_of` gave ``name``: a pk group, a process group, or None for the caller's.
+
+    Raises :class:`pk.errors.ArgumentError` if there is none.
+    """
     if not name:
-        return current()
+        return None
     if name.startswith("pk:"):
         found = _named.get(name)
         if found is None:
@@ -62,10 +84,11 @@ def named(name: str) -> Group:
         return found
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     try:
-        process_group = distributed._resolve_process_group(name)  # type: ignore[union-attr]
+        return distributed._resolve_process_group(name)  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001  torch raises RuntimeError or LookupError here
+        if name in _met:
+            raise ArgumentError(destroyed_text(name)) from None
         raise ArgumentError(
             f"group={name!r} is neither a pk group nor a process group's name: {error}.\n"
-            "  Pass `group.group_name`, or nothing."
+            "  Pass `group.group_name` of one that has not been destroyed, or nothing."
         ) from None
-    return current(process_group)

@@ -90,7 +90,9 @@ class Packed:
         context = self.context
         if context.hang is not None or context.state.value:
             context.check()
-        with context.order:
+        if not context.order.acquire(context.waits):
+            context.collide()
+        try:
             if self._scalars and not self.fill(values):
                 return False
             context.attempts += 1
@@ -104,6 +106,8 @@ class Packed:
                 context.refuse(error)
                 raise
             context.submitted = True
+        finally:
+            context.order.release()
         return True
 
     def enqueue(self, stream: int) -> None:

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import threading
-import traceback
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from pk.errors import ArgumentError, PeerFailed, RankError
+from pk.runtime import frames, launch
 from pk.runtime import group as groups
-from pk.runtime import launch
 from pk.runtime.link import Link
 
 _GRACE_S = 5.0  # for the other ranks to report, when one failed
@@ -109,13 +109,16 @@ def _fate(code: int | None) -> str:
 
 def _drain(members: list[BaseProcess], pipes: list[Connection], messages: dict[int, Message]) -> None:
     """Give the ranks that a failure has just released a moment: one of them may have been the first to fail."""
-    if any(m[0] == "error" and not m[4] for m in messages.values()):
-        return  # the culprit is known
-    left = [p for rank, p in enumerate(pipes) if rank not in messages]
-    for pipe in wait(left, timeout=_GRACE_S):
-        assert isinstance(pipe, Connection)
-        rank = pipes.index(pipe)
-        messages[rank] = _receive(pipe, members[rank])
+    end = time.monotonic() + _GRACE_S
+    while not any(m[0] == "error" and not m[4] for m in messages.values()):  # else the culprit is known
+        left = [p for rank, p in enumerate(pipes) if rank not in messages]
+        ready = wait(left, timeout=max(end - time.monotonic(), 0)) if left else []
+        if not ready:
+            return
+        for pipe in ready:  # maybe not all that are about to come: peers may notice a death before its pipe ends
+            assert isinstance(pipe, Connection)
+            rank = pipes.index(pipe)
+            messages[rank] = _receive(pipe, members[rank])
 
 
 def _rank_error(messages: dict[int, Message]) -> RankError:
@@ -193,7 +196,7 @@ def _run(link: Link, fn: Callable[..., Any], args: tuple[Any, ...], backend: gro
 
 def _failure(error: BaseException) -> bytes:
     what = f"raised {type(error).__name__}: {error}"
-    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    details = frames.details(error)
     blames = isinstance(error, PeerFailed)
     try:
         data = pickle.dumps(("error", error, what, details, blames))

@@ -14,13 +14,14 @@ from typing import Any
 from pk.errors import PeerFailed, PeerLate, RanksDisagree
 
 Work = Callable[[list[Any]], list[Any]]
+Told = Callable[[], str]  # what a rank is in, such as an operator's call, in words; "" if it has none
 
 
 class _Step:
     """One meeting: who is there, and what came of it."""
 
     def __init__(self) -> None:
-        self.arrived: dict[int, tuple[str, Any]] = {}
+        self.arrived: dict[int, tuple[str, Any, Told]] = {}
         self.results: list[Any] | None = None
         self.error: BaseException | None = None
         self.called_off: dict[int, BaseException] = {}
@@ -38,42 +39,51 @@ class Rendezvous:
         self._changed = threading.Condition()
         self._step = _Step()
         self._gone: dict[int, str] = {}
+        self._void = False  # what the ranks exchange is of no use: one of them has mixed up its calls
         self.board: dict[int, Any] = {}  # what each rank shows the others
 
-    def meet(self, rank: int, key: str, payload: Any, fn: Work, timeout: float) -> Any:
+    def meet(self, rank: int, key: str, payload: Any, fn: Work, timeout: float, told: Told = str) -> Any:
         """Wait until every rank has come with ``key``; the last one runs ``fn(payloads)``; returns this rank's result.
 
         ``fn`` gets the payloads in rank order and returns one result a rank; what it raises is raised on every rank.
+        ``told``: what messages show in place of ``key``.
         Raises :class:`RanksDisagree` on all if the keys differ, :class:`PeerFailed` if a rank has left or does not come
         within ``timeout`` seconds.
         """
         with self._changed:
             step = self._step
-            self._refuse_if_gone(key)
-            step.arrived[rank] = (key, payload)
+            self._refuse_if_gone(key, told)
+            step.arrived[rank] = (key, payload, told)
             last = len(step.arrived) == self.world
             if last:
                 self._step = (
                     _Step()
                 )  # ranks that leave early may begin the next meeting while others still read this one
             else:
-                self._wait(step, rank, key, timeout)
+                self._wait(step, rank, timeout)
                 if rank in step.called_off:
                     raise _own(step.called_off[rank], first=False)
         if last:
             self._work(step, fn)
         if step.error is not None:
             raise _own(step.error, first=last)
+        if self._void:
+            self._refuse_if_gone(key, told)
         assert step.results is not None
         return step.results[rank]
 
-    def leave(self, rank: int, why: str) -> None:
-        """``rank`` will never come again: release whoever waits for it, now and later."""
+    def leave(self, rank: int, why: str, void: bool = False) -> None:
+        """``rank`` will never come again: release whoever waits for it, now and later.
+
+        ``void``: nor does anybody get the result of the meeting that is under way.
+        """
         with self._changed:
             self._gone.setdefault(rank, why)
+            self._void = self._void or void
             step = self._step
             if step.arrived and step.error is None:
-                step.error = self._gone_error(next(iter(step.arrived.values()))[0])
+                key, _, told = next(iter(step.arrived.values()))
+                step.error = self._gone_error(key, told)
                 self._step = _Step()
             self._changed.notify_all()
 
@@ -81,12 +91,12 @@ class Rendezvous:
         """Raise ``error`` in every rank that waits for the others with ``key``, as if it had not come."""
         with self._changed:
             step = self._step
-            for rank in [r for r, (named, _) in step.arrived.items() if named == key]:
+            for rank in [r for r, (named, *_) in step.arrived.items() if named == key]:
                 step.called_off[rank] = error
                 del step.arrived[rank]
             self._changed.notify_all()
 
-    def _wait(self, step: _Step, rank: int, key: str, timeout: float) -> None:
+    def _wait(self, step: _Step, rank: int, timeout: float) -> None:
         end = time.monotonic() + timeout
         while not step.over and rank not in step.called_off:
             # Once all have come, the worker is one of this process's threads: it ends by itself or with the process.
@@ -96,8 +106,9 @@ class Rendezvous:
                 if step.over or rank in step.called_off or len(step.arrived) == self.world:
                     continue
                 missing = [r for r in range(self.world) if r not in step.arrived]
+                key, _, told = step.arrived[rank]
                 step.error = PeerLate(
-                    f"{ranks(missing)} did not come to {key} within {timeout:g} s.\n"
+                    f"{ranks(missing)} did not come to {told() or key} within {timeout:g} s.\n"
                     "  Every rank of the group must make the same calls in the same order."
                 )
                 self._step = _Step()
@@ -107,7 +118,8 @@ class Rendezvous:
         results: list[Any] | None = None
         error: BaseException | None = None
         try:
-            _same([step.arrived[r][0] for r in range(self.world)])
+            came = [step.arrived[r] for r in range(self.world)]
+            same([key for key, *_ in came], lambda: [told() for *_, told in came])
             results = fn([step.arrived[r][1] for r in range(self.world)])
             if len(results) != self.world:
                 raise AssertionError(f"{len(results)} results for {self.world} ranks")
@@ -117,13 +129,13 @@ class Rendezvous:
             step.results, step.error = results, error
             self._changed.notify_all()
 
-    def _refuse_if_gone(self, key: str) -> None:
+    def _refuse_if_gone(self, key: str, told: Told) -> None:
         if self._gone:
-            raise self._gone_error(key)
+            raise self._gone_error(key, told)
 
-    def _gone_error(self, key: str) -> PeerFailed:
+    def _gone_error(self, key: str, told: Told) -> PeerFailed:
         rank, why = next(iter(self._gone.items()))
-        return PeerFailed(f"rank {rank} {why}, so {key} cannot go on.")
+        return PeerFailed(f"rank {rank} {why}, so {told() or key} cannot go on.")
 
 
 def ranks(which: list[int]) -> str:
@@ -141,10 +153,14 @@ def differing(values: list[str]) -> str:
     return "\n".join(f"  {ranks(who)}: {value}" for value, who in groups.items())
 
 
-def _same(keys: list[str]) -> None:
+def same(keys: list[str], told: Callable[[], list[str]]) -> None:
+    """Raise :class:`RanksDisagree` unless all ``keys`` are equal; ``told()`` is what each rank is in, or ""."""
     if len(set(keys)) > 1:
+        shown = [call or key for key, call in zip(keys, told(), strict=True)]
+        if len({call.rsplit(" at ", 1)[0] for call in shown}) == 1:  # one call, which went different ways
+            shown = [f"{call}: {key}" for call, key in zip(shown, keys, strict=True)]
         raise RanksDisagree(
-            f"the ranks do different things at the same point:\n{differing(keys)}\n"
+            f"the ranks do different things at the same point:\n{differing(shown)}\n"
             "  Every rank of the group must make the same calls in the same order."
         )
 

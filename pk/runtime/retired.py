@@ -49,6 +49,7 @@ def watch(process_group: Any, group: Group) -> None:
 def _tell(group: weakref.ref[Group]) -> None:
     found = group()
     if found is not None and not found.closed:
+        found.orphaned, found.why = True, DESTROYED
         found.leave(DESTROYED)
 
 
@@ -90,6 +91,8 @@ def leave(group: Group, why: str) -> None:
         return
     group.closed, group.why = True, why
     group.workspaces.clear()
+    if group.solo is not None:
+        leave(group.solo, why)
     group.leave(why)
     heap = group.heap
     try:

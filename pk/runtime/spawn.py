@@ -10,13 +10,12 @@ import ctypes
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from pk import env
-from pk.errors import ArgumentError, BackendError, PeerFailed, RankError
-from pk.runtime import capturing, launch, retired
+from pk.errors import ArgumentError, BackendError, PeerFailed, RankError, short
+from pk.runtime import capturing, frames, launch, retired
 from pk.runtime import group as groups
 from pk.runtime.group import Group
 from pk.runtime.processes import run_processes
@@ -43,11 +42,11 @@ def spawn(fn: Function, world_size: int, backend: str | None = None, args: tuple
     groups.check_world_size(world_size)
     if not callable(fn):
         raise ArgumentError(
-            f"pk.spawn: {fn!r} is {type(fn).__name__}, and must be a function.\n  Pass a function of the rank."
+            f"pk.spawn: {short(fn)} is {type(fn).__name__}, and must be a function.\n  Pass a function of the rank."
         )
     if not isinstance(args, (tuple, list)):
         raise ArgumentError(
-            f"pk.spawn: args={args!r} is {type(args).__name__}, and must be a tuple.\n"
+            f"pk.spawn: args={short(args)} is {type(args).__name__}, and must be a tuple.\n"
             "  Pass the arguments after the rank as a tuple, such as `args=(x,)`."
         )
     how = _choose(world_size, backend)
@@ -74,7 +73,7 @@ def describe(world_size: int, backend: str | None = None) -> str:
 def _choose(world_size: int, backend: str | None) -> str:
     if backend is not None and backend not in BACKENDS:
         raise ArgumentError(
-            f"pk.spawn: backend={backend!r} does not exist.\n"
+            f"pk.spawn: backend={short(backend)} does not exist.\n"
             '  Use "sim", "cuda" ("cuda-threads", "cuda-processes") or None.'
         )
     chosen = backend or groups.default_backend()
@@ -193,7 +192,6 @@ def _rank_error(failures: dict[int, BaseException]) -> BaseException:
     error = own[rank]
     if isinstance(error, KeyboardInterrupt):
         return error
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    made = RankError(rank, f"raised {type(error).__name__}: {error}", lines)
-    made.__cause__ = error
+    made = RankError(rank, f"raised {type(error).__name__}: {error}", frames.details(error))
+    made.__cause__ = frames.trimmed(error)
     return made

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pk.errors import ArgumentError, BackendError, PeerFailed, RanksDisagree
+from pk.errors import ArgumentError, BackendError, PeerFailed, RanksDisagree, no_tensor
 from pk.runtime import ipc
 from pk.runtime.device import Memory
 from pk.runtime.rendezvous import differing
@@ -270,10 +270,7 @@ def symmetric(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(
-            f"pk.symmetric: {tensor!r} is {type(tensor).__name__}, and must be a torch.Tensor.\n"
-            "  Pass `torch.tensor(...)`, or allocate with pk.empty(shape, dtype)."
-        )
+        raise ArgumentError(no_tensor("pk.symmetric: `tensor`", "tensor", tensor))
     plain(tensor, "tensor", "pk.symmetric")
     where = heap(group)
     what = f"pk.symmetric(tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()}, {tensor.dtype})"

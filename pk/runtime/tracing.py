@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOGS = 8  # of a block
 NOTE_BYTES = 16
 _TASK, _STAMP = 1, 2  # in the upper half of a note's ``what``; 0: a site
-_PLACES = ("loader", "storer", "launch", "")  # of roles of one warp; those of several come behind
+_PLACES = ("loader", "storer", "launch", "communicator")  # of roles of one warp; those of several come behind
 _NOTE = np.dtype([("begin", "<u4"), ("waited", "<u4"), ("what", "<u4"), ("value", "<i4")])
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pk import errors
 from pk.ir.split import roles_of
 from pk.sim import compare, residency, trial
 from pk.sim.explore import explore_kernel
-from pk.sim.findings import Finding
+from pk.sim.findings import Finding, causes, distinct
 from pk.sim.image import Arguments
 from pk.sim.pool import Pool
 from pk.sim.schedule import FAMILY, describe, plan
@@ -18,7 +18,6 @@ from pk.sim.shrink import Smallest, alike, shrink
 from pk.sim.skeleton import NotExplorable
 from pk.sim.trial import Case, Trial
 
-MAX_FINDINGS = 20
 _SHRUNK = 3  # findings of a launch that are made smaller
 
 
@@ -44,7 +43,8 @@ def run(case: Case, seed: int, schedules: int, pool: Pool, exhaustive: bool = Fa
     # Others are compared with one fixed schedule, so that one that led to other results can be replayed alone.
     base = trial.run(case, trial.BASELINE, keep=True)
     first = base if seed == trial.BASELINE else trial.run(case, seed, base.results)
-    results, seeds = base.results, _seeds(case, first, seed, schedules)
+    # Where a loop does not end, each schedule would take as long.
+    results, seeds = base.results, _seeds(case, first, seed, 1 if first.endless else schedules)
     trials = [first, *pool.run(case, results, seeds[1:])]
     for each in trials:
         if each.broken is not None:
@@ -52,8 +52,12 @@ def run(case: Case, seed: int, schedules: int, pool: Pool, exhaustive: bool = Fa
     ended = next((t.seed for t in trials if t.report is not None), None)
     if results is None and ended is not None:
         results = trial.run(case, ended, keep=True).results
-    findings = _merged(trials) or _not_all_resident(case, seed)
+    findings = _merged(trials)
+    if not causes(findings):
+        findings = distinct([*_not_all_resident(case, seed), *findings])
     notes: list[str] = []
+    if first.endless and schedules > 1:
+        notes.append("no other schedule was run, because a loop did not end in this one")
     if exhaustive:
         more, note = _explored(case)
         findings = _with_traces(findings, more)
@@ -89,16 +93,9 @@ def _merged(trials: list[Trial]) -> list[Finding]:
     Results that differ are a consequence, where there are other mistakes.
     """
     found = distinct(f for t in trials for f in t.findings)
-    causes = [f for f in found if f.kind != "wrong-result"]
-    return causes or found
-
-
-def distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """The first finding of each mistake, at most 20."""
-    first: dict[object, Finding] = {}
-    for finding in findings:
-        first.setdefault(finding.key, finding)
-    return list(first.values())[:MAX_FINDINGS]
+    if all(f.kind == "wrong-result" for f in causes(found)):
+        return found
+    return [f for f in found if f.kind != "wrong-result"]
 
 
 def _with_traces(findings: list[Finding], explored: list[Finding]) -> list[Finding]:
@@ -110,7 +107,7 @@ def _with_traces(findings: list[Finding], explored: list[Finding]) -> list[Findi
             found.append(finding)
         elif not found[at].trace:
             found[at] = replace(found[at], trace=finding.trace)
-    return found[:MAX_FINDINGS]
+    return distinct(found)
 
 
 def _not_all_resident(case: Case, seed: int) -> list[Finding]:

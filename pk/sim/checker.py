@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pk.sim.edges import Unheard, Windows
-from pk.sim.findings import Finding
+from pk.sim.findings import MOST, Finding
 from pk.sim.races import Races
 from pk.sim.written import Written
 
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from pk.ir import nodes as ir
     from pk.sim.machine import Begin, Launch, Operation, Role
     from pk.sim.memory import Access
-    from pk.sim.parts import Counter, Site, Stage
-
-MAX_FINDINGS = 20
+    from pk.sim.parts import Counter, Site, Stage, Window
 
 
 class Checker:
-    """Listens to launches and collects ``findings``, each mistake once, at most 20 of them.
+    """Listens to launches and collects ``findings``, each mistake once, at most ``MOST`` and as many clipped writes.
 
     ``seed``: of the schedule, written into what is found; set by ``simulate``.  ``exit_words``: whether a rank's launch
     ends only when every rank's has (None: as the compiler decides for the kernel).  ``strict``: a write that the edge
@@ -42,7 +40,9 @@ class Checker:
 
     def report(self, finding: Finding) -> None:
         """Keep ``finding``, unless the same mistake is known or there are enough."""
-        if len(self.findings) < MAX_FINDINGS and finding.key not in self._keys:
+        if finding.key in self._keys:
+            return
+        if sum((f.kind == "clipped") == (finding.kind == "clipped") for f in self.findings) < MOST:
             self._keys.add(finding.key)
             self.findings.append(finding)
 
@@ -102,6 +102,10 @@ class Checker:
         self.races.stage_left(role, stage)
 
     # ---------------------------------------------------------------------------------------- what is touched
+    def loading(self, role: Role, site: Site, window: Window, shape: tuple[int, ...], other: float) -> None:
+        """``role`` reads a window of a tensor into registers, and ``other`` for what lies outside it."""
+        self.windows.loading(role, site, window, shape, other)
+
     def access(self, access: Access) -> None:
         """A read, write or add of a window is about to happen."""
         self.races.access(access)

@@ -1,24 +1,33 @@
 """Tiles that miss their tensor, and signals that nobody hears.
 
-A copy that lies outside its tensor altogether reads zeros or writes nothing.  That is usual for the last pieces of a
-tile that an edge cuts (``n * (BN // P) + j``), and for the last of equal shares.  So a launch is judged as a whole: it
-is a finding if, in a whole task, one line copied nothing inside a tensor while a part of that tensor was left out by
-the launch.  That is what an index too large by one looks like.  A negative tile index is no tail, always a finding.
+A copy that lies outside its tensor altogether reads zeros or writes nothing.  In the last dimensions, which count
+tiles, that is usual for the last pieces of a tile that an edge cuts (``n * (BN // P) + j``), and for the last of equal
+shares.  So there a bulk copy or a store is judged as a whole launch: it is a finding if, in a whole task, one line
+copied nothing inside a tensor while a part of that tensor was left out by the launch.  That is what an index too large
+by one looks like.  A negative tile index is no tail, always a finding.  To read zeros around a tensor may be meant (a
+halo): windows that do not lie on the grid of tiles (``pk.at``), and direct loads, are not judged so.
 
-To read zeros around a tensor may be meant (a halo): windows that do not lie on the grid of tiles (``pk.at``), and
-indices that come from memory, are not judged.
+Scratch has no tails in a dimension that the kernel declares as a number (of ranks, say): to write outside there is
+always a finding, and so is to read there what could not be written.
+
+A line whose every tile in the launch lies outside is a finding if it can hardly be a tail: in a leading dimension
+(which counts elements), or of scratch in one in which the tile has one element, with an index that is the same in all
+tasks and turns and on all ranks; and if it writes to scratch, with any index.
+
+Of indices that come from memory little is known.  To store at a negative one is a finding, and so is a line that never
+meets its tensor, but for loads at negative ones: those may mean "none".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pk.ir import nodes as ir
-from pk.ir.split import statements, walk
+from pk.ir.split import expressions, statements, walk
 from pk.sim.diagnose import counters_in, indexed, sentence, signal_lines, synchronised
 from pk.sim.direct import DirectStore
 from pk.sim.findings import Finding, Place
@@ -45,13 +54,17 @@ class Windows:
     def _forget(self) -> None:
         self._tasks: dict[tuple[int, ir.Span, str], _Task] = {}
         self._missed: dict[tuple[ir.Span, str], _Miss] = {}  # the first of each line
+        self._lines: dict[tuple[ir.Span, str, bool], _Line] = {}  # by line, tensor and whether it reads
+        self._dropped: set[str] = set()  # scratch of which writes were dropped where there are no tails
         # By tensor and whether they were read: the windows touched on any rank, of which each may have its share.
         self._covered: dict[tuple[str, bool], set[tuple[tuple[int, int], ...]]] = {}
 
     def launch_begin(self, kernel: ir.Kernel) -> None:
         """Nothing was copied yet."""
         self._forget()
-        self._chosen = chosen_by_data(kernel)
+        self._chosen, self._fixed = chosen_by_data(kernel), fixed_entries(kernel)
+        self._scratch = {s.name for s in kernel.scratch}
+        self._numbers = {(s.name, axis) for s in kernel.scratch for axis, e in enumerate(s.shape) if _a_number(e)}
 
     def launch_end(self, launch: Launch) -> None:
         """Judge what lay outside."""
@@ -60,6 +73,12 @@ class Windows:
                 self._close(task)
             for miss in self._missed.values():
                 self._judge(launch, miss)
+            for (_, tensor, _), line in self._lines.items():
+                if line.unwritten is not None and tensor in self._dropped:
+                    self._report(line.unwritten)
+                elif line.outside is not None and not line.inside and not line.tail:
+                    message = f"{line.outside.message}; no tile of this line lies inside it in this launch"
+                    self._report(replace(line.outside, message=message))
         self._forget()
 
     def issued(self, op: Operation) -> None:
@@ -77,33 +96,77 @@ class Windows:
         elif isinstance(op, DirectStore):
             self._look(op.role, op.site, op.window, op.shape, "writes")
 
+    def loading(self, role: Role, site: Site, window: Window, shape: tuple[int, ...], other: float) -> None:
+        """A role reads a tensor directly, with ``other`` for what lies outside."""
+        if not other:
+            self._look(role, site, window, shape, "reads", direct=True)
+
     def access(self, access: Access) -> None:
         """A window of a tensor is touched."""
         if access.buffer.block < 0:
             key = (access.buffer.name, access.kind == "read")
             self._covered.setdefault(key, set()).add(access.window)
 
-    def _look(self, role: Role, site: Site, window: Window, shape: tuple[int, ...], does: str) -> None:
+    def _look(
+        self, role: Role, site: Site, window: Window, shape: tuple[int, ...], does: str, direct: bool = False
+    ) -> None:
         bounds = tuple(role.dims[window.tensor, axis] for axis in range(len(window.coord)))
         extents = fit(shape, len(bounds))
         inside, part = clip(bounds, window.coord, extents)
+        if inside is None and not all(bounds):
+            return  # nothing lies inside an empty tensor
+        reads = does == "reads"
+        line = self._lines.setdefault((site.span, window.tensor, reads), _Line())
+        line.inside = line.inside or inside is not None
+        task = None if direct else self._task(role, site, window)
+        if inside is not None:
+            if task is not None:
+                task.inside = True
+            if part is not None and self.strict and not reads:
+                self._clipped(role, site, window, shape)
+            return
+        at = _Outside(role, site, window, extents, bounds, does, len(bounds) - (len(shape) or 2))
+        if site.span in self._chosen:
+            if not at.negative:
+                line.outside = line.outside or at.finding(FROM_MEMORY)
+            elif not reads:
+                self._report(at.finding(FROM_MEMORY))
+            return
+        self._one_element(line, at, reads)
+        if task is not None and not any(map(_off_grid, window.coord, extents)):
+            if any(c < 0 for c in window.coord):
+                self._report(at.finding(TILES))
+            elif task.outside is None:
+                task.outside = _Miss(at.finding(TILES), window.ranks[0], window.tensor, reads)
+
+    def _one_element(self, line: _Line, at: _Outside, reads: bool) -> None:
+        """A window that lies outside in a dimension of which it has one element, or that has no tails."""
+        tensor, coord = at.window.tensor, at.window.coord
+        number = next(
+            (d for d in at.out if (tensor, d) in self._numbers and not _off_grid(coord[d], at.extents[d])), -1
+        )
+        if number >= 0 and not reads:
+            self._dropped.add(tensor)
+            self._report(at.finding(at.larger(number)))
+        elif number >= 0:
+            line.unwritten = line.unwritten or at.finding(at.larger(number))
+        for d in at.out:
+            fixed = (at.site.span, tensor, d) in self._fixed
+            element = d < at.leading or (tensor in self._scratch and at.extents[d] == 1)
+            if element and (fixed or (tensor in self._scratch and not reads)):
+                line.outside = line.outside or at.finding(at.larger(d))
+                break
+        else:
+            line.tail = True
+
+    def _task(self, role: Role, site: Site, window: Window) -> _Task:
         key = (role.ident, site.span, window.tensor)
         task = self._tasks.get(key)
         if task is None or task.task is not role.task:
             if task is not None:
                 self._close(task)
             task = self._tasks[key] = _Task(role.task)
-        if inside is not None:
-            task.inside = True
-            if part is not None and self.strict and does != "reads":
-                self._clipped(role, site, window, shape)
-        elif all(bounds) and site.span not in self._chosen and not any(map(_off_grid, window.coord, extents)):
-            # (Nothing lies inside an empty tensor.)
-            if any(c < 0 for c in window.coord):
-                self._report(_outside(role, site, window, extents, bounds, does))
-            elif task.outside is None:
-                finding = _outside(role, site, window, extents, bounds, does)
-                task.outside = _Miss(finding, window.ranks[0], window.tensor, does == "reads")
+        return task
 
     def _close(self, task: _Task) -> None:
         if task.outside is not None and not task.inside:
@@ -152,14 +215,66 @@ class _Task:
         self.outside: _Miss | None = None
 
 
-def _outside(
-    role: Role, site: Site, window: Window, extents: tuple[int, ...], bounds: tuple[int, ...], does: str
-) -> Finding:
-    at = spelled(window.tensor, window.coord, extents)
-    effect = "which reads as 0" if does == "reads" else "which writes nothing"
-    message = f"the {role.kind} {does} {at}, {effect}: `{window.tensor}` has shape {bounds}"
-    advice = "Coordinates count tiles in the last dimensions; check the index and the number of tasks or turns."
-    return Finding("out-of-range", message, (_place(role, site, f"{does} {at}"),), advice)
+class _Line:
+    """Whether one line met its tensor in this launch, and the first time that it did not, if that may be told.
+
+    ``tail``: a tile may have missed it as tails do.  ``unwritten``: a read to be told if writes were dropped there.
+    """
+
+    __slots__ = ("inside", "outside", "tail", "unwritten")
+
+    def __init__(self) -> None:
+        self.inside = self.tail = False
+        self.outside: Finding | None = None
+        self.unwritten: Finding | None = None
+
+
+TILES = "Coordinates count tiles in the last dimensions; check the index and the number of tasks or turns."
+FROM_MEMORY = "The index comes from memory: guard the line with an `if` for those that mean nothing, or correct them."
+
+
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """A window that lies outside its tensor, whose first ``leading`` dimensions the tile does not have."""
+
+    role: Role
+    site: Site
+    window: Window
+    extents: tuple[int, ...]
+    bounds: tuple[int, ...]
+    does: str
+    leading: int
+
+    @property
+    def out(self) -> list[int]:
+        """The dimensions in which it does."""
+        return [d for d, c in enumerate(self.window.coord) if c >= self.bounds[d] or c + self.extents[d] <= 0]
+
+    @property
+    def negative(self) -> bool:
+        """Whether an index is too small, and not too large."""
+        return any(self.window.coord[d] < 0 for d in self.out)
+
+    def larger(self, d: int) -> str:
+        """What to do about dimension ``d``."""
+        counts, tensor = "elements" if self.extents[d] == 1 else f"tiles of {self.extents[d]}", self.window.tensor
+        return (
+            f"Entry {d} of the coordinate counts {counts}, and `{tensor}` has {self.bounds[d]} elements there: correct "
+            f"it, make `{tensor}` larger, or guard the line with an `if`."
+        )
+
+    def finding(self, advice: str) -> Finding:
+        """It, told."""
+        at = spelled(self.window.tensor, self.window.coord, self.extents)
+        effect = "which reads as 0" if self.does == "reads" else "which writes nothing"
+        tensor = self.window.tensor
+        message = f"the {self.role.kind} {self.does} {at}, {effect}: `{tensor}` has shape {self.bounds}"
+        return Finding("out-of-range", message, (_place(self.role, self.site, f"{self.does} {at}"),), advice)
+
+
+def _a_number(extent: ir.Expr) -> bool:
+    """Whether an extent of scratch depends on no tensor and no parameter, so that it has no tails."""
+    return not any(isinstance(e, ir.Dim | ir.Param) for e in walk((extent,)))
 
 
 def _off_grid(coord: int, extent: int) -> bool:
@@ -176,13 +291,47 @@ def chosen_by_data(kernel: ir.Kernel) -> frozenset[ir.Span]:
         for body in bodies:
             loaded.update(s.var.name for s in statements(body) if isinstance(s, ir.Assign) and _loads(s.value, loaded))
             loaded.update(s.var.name for s in statements(body) if isinstance(s, ir.For) and _loads(s.start, loaded))
-    found: set[ir.Span] = set()
-    for body in bodies:
-        for s in statements(body):
-            if isinstance(s, ir.Do):
-                windows = [e for e in walk(s.operands) if isinstance(e, ir.Memory)]
-                found.update(s.span for w in windows if any(_loads(c, loaded) for c in w.coord))
-    return frozenset(found)
+    return frozenset(
+        op.span
+        for body in bodies
+        for op in _moving(body)
+        if any(_loads(c, loaded) for o in op.operands for w in _windows(o) for c in w.coord)
+    )
+
+
+def fixed_entries(kernel: ir.Kernel) -> frozenset[tuple[ir.Span, str, int]]:
+    """Entries of coordinates that are the same in all tasks and turns, and on all ranks: line, tensor, dimension."""
+    fixed: set[str] = set()
+    for s in kernel.prologue:
+        if isinstance(s, ir.Assign) and _same(s.value, fixed):
+            fixed.add(s.var.name)
+    return frozenset(
+        (op.span, w.tensor, d)
+        for body in (kernel.prologue + body for _, body in kernel.classes)
+        for op in _moving(body)
+        for o in op.operands
+        for w in _windows(o)
+        for d, c in enumerate(w.coord)
+        if _same(c, fixed)
+    )
+
+
+def _same(e: ir.Expr, fixed: set[str]) -> bool:
+    return not any(
+        e.name not in fixed if isinstance(e, ir.Var) else isinstance(e, ir.Rank | ir.Call) for e in walk((e,))
+    )
+
+
+def _moving(body: ir.Block) -> Iterator[ir.Do | ir.Call]:
+    for s in statements(body):
+        if isinstance(s, ir.Do):
+            yield s
+        yield from (e for e in walk(expressions(s)) if isinstance(e, ir.Call))
+
+
+def _windows(o: ir.Operand) -> list[ir.Memory]:
+    """The windows that operand ``o`` itself may be."""
+    return [o] if isinstance(o, ir.Memory) else [*_windows(o.x), *_windows(o.y)] if isinstance(o, ir.Choose) else []
 
 
 def _loads(e: ir.Operand, loaded: set[str]) -> bool:

@@ -6,6 +6,7 @@ nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,11 @@ KINDS: dict[str, str] = {
     "wrong-result": "results that differ between schedules, or from the reference",
     "failed": "the kernel itself failed: an assert, a division by zero, an endless loop",
 }
+
+
+MINOR = ("lost-signal", "out-of-range", "clipped")
+"""Kinds that come last in a list, the least of them at the end; "clipped" is no cause of anything else."""
+MOST = 20  # findings of a launch, clipped writes apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +87,15 @@ class Finding:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two findings the same mistake: its kind and the lines it is made of."""
+        """What makes two findings the same mistake: its kind and the lines it is made of (and who is there)."""
+        if self.kind == "clipped":
+            return (self.kind, frozenset((p.span.file, p.span.line) for p in self.places))
         return (self.kind, frozenset((p.span.file, p.span.line, p.span.column, p.role) for p in self.places))
+
+    @property
+    def rank(self) -> int:
+        """Its place in a list: 0 for what is worst."""
+        return MINOR.index(self.kind) + 1 if self.kind in MINOR else 0
 
     def __str__(self) -> str:
         parts = [f"{self.kind}: {self.message}"]
@@ -98,3 +111,17 @@ class Finding:
             "kind": self.kind, "message": self.message, "places": [p.as_json() for p in self.places],
             "advice": self.advice, "seed": self.seed, "trace": list(self.trace),
         }  # fmt: skip
+
+
+def distinct(findings: Iterable[Finding]) -> list[Finding]:
+    """The first finding of each mistake, the worst kinds first; at most ``MOST``, and as many clipped writes."""
+    first: dict[object, Finding] = {}
+    for finding in findings:
+        first.setdefault(finding.key, finding)
+    clipped = [f for f in first.values() if f.kind == "clipped"]
+    return sorted(causes(first.values())[:MOST] + clipped[:MOST], key=lambda f: f.rank)
+
+
+def causes(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that something else may come of: all but clipped writes, which ordinary tails are."""
+    return [f for f in findings if f.kind != "clipped"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pk import env
+from pk import env, errors
+from pk.ir import nodes as ir
 from pk.sim.machine import Role, Site
 
-WHILE_TURNS = 10_000_000  # of one `while`, if PK_SIM_STEPS is not set: seconds, since each has to be run to be counted
+WHILE_TURNS = 100_000  # of one `while`, if PK_SIM_STEPS is not set: each has to be run to be counted
 
 
 def turns(role: Role, left: list[int], start: int, stop: int, site: Site) -> range:
@@ -28,9 +29,12 @@ def while_turns() -> int:
     return env.SIM_STEPS.get() if env.SIM_STEPS.given() else WHILE_TURNS
 
 
-def endless(turns: int) -> str:
-    """The text of the error for a `while` that has taken ``turns``."""
-    return (
+def endless(turns: int, span: ir.Span, where: str) -> errors.EndlessLoop:
+    """The error for a `while` at ``span`` that has taken ``turns``."""
+    more = 10 * turns if env.SIM_STEPS.given() else env.SIM_STEPS.default  # no less than `for` loops have now
+    return errors.EndlessLoop(
         f"a `while` has not ended after {turns:,} turns; correct its condition, or set PK_SIM_STEPS higher "
-        f"(such as PK_SIM_STEPS={10 * turns})"
+        f"(such as PK_SIM_STEPS={more})",
+        span,
+        where,
     )

@@ -7,7 +7,7 @@ in the schedule's pool by itself until it is picked.  Whatever is picked runs wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pk import errors
 from pk.ir.types import DType
@@ -55,6 +55,7 @@ class Role:
         "blocked",
         "claims",
         "dims",
+        "edges",
         "entered",
         "ident",
         "index",
@@ -94,6 +95,7 @@ class Role:
         self.blocked: Wait | None = None
         self.pending: Wait | None = None  # what it yielded last, for the checker
         self.passed: Wait | None = None  # and before that: its last wait that is over, for reports
+        self.edges: dict[int, Any] | None = None  # of a role that divides tiles: where its loads read last
         self.started = True  # False: its block has no room on the device yet
         self.entered = launch.world == 1
         self.open_stores: dict[int, Releasing] = {}

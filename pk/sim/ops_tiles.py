@@ -10,6 +10,7 @@ import numpy as np
 from pk.ir.layout import LANES, Layout
 from pk.ir.types import Tile
 from pk.sim.direct import put, see
+from pk.sim.divisions import note
 from pk.sim.machine import Role, Site, Wait, Window
 from pk.sim.memory import clip, fit
 from pk.sim.values import Array, decode, encode
@@ -161,10 +162,11 @@ def _fragment_cols(x: Array, layout: Layout) -> Array:
 # ------------------------------------------------------------------------------------------ registers <-> tensors
 def load_global(role: Role, site: Site, source: Window, other: int | float) -> Loading:
     """The values of the window: narrow floats as float32, ``other`` outside the tensor."""
-    buffer = yield from _source(role, site, source)
     shape = site.tile.shape
+    buffer = yield from _source(role, site, source, shape, other)
     raw = role.launch.memory.access(role.who, role.ident, "read", buffer, site.span, source.coord, shape)
     values = decode(raw, buffer.dtype).copy()
+    note(role, site, (buffer.array.shape, source.coord, shape))
     if other != 0:
         extents = fit(shape, buffer.array.ndim)
         inside, part = clip(buffer.array.shape, source.coord, extents)
@@ -177,12 +179,14 @@ def load_global(role: Role, site: Site, source: Window, other: int | float) -> L
 
 def load_scalar(role: Role, site: Site, source: Window) -> Loading:
     """One element; 0 outside the tensor."""
-    buffer = yield from _source(role, site, source)
+    buffer = yield from _source(role, site, source, (), 0)
     raw = role.launch.memory.access(role.who, role.ident, "read", buffer, site.span, source.coord, ())
     return decode(raw, buffer.dtype).item()
 
 
-def _source(role: Role, site: Site, source: Window) -> Loading:
+def _source(role: Role, site: Site, source: Window, shape: tuple[int, ...], other: int | float) -> Loading:
+    if role.launch.checker is not None:
+        role.launch.checker.loading(role, site, source, shape, other)
     if source.ranks[0] != role.rank:
         yield from role.enter(site)
     see(role, source.tensor)

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from pk.sim.bounds import fits
 from pk.sim.direct import DirectStore, see
+from pk.sim.divisions import note
 from pk.sim.machine import Counter, CounterRef, Landing, Operation, Program, Role, SharedTile, Site, Store, Wait, Window
 from pk.sim.memory import clip
 from pk.sim.values import Array
@@ -150,6 +152,7 @@ def load_elements(role: Role, site: Site, source: Lanes) -> Generator[Wait, None
     yield from _meet(role, site, windows)
     see(role, source.tensor)
     values = np.full(count, site.attr("other"), np.int32)
+    note(role, site, np.array([w is not None for w in windows]))
     for i, w in enumerate(windows):
         if w is not None:
             buffer = role.launch.buffer(w.ranks[0], w.tensor)
@@ -232,7 +235,7 @@ def fetch_add(role: Role, site: Site, ref: CounterRef, value: int) -> Generator[
             operation.releases.append(landed)
         yield landed.counter, 1, site
     counter = role.launch.signal_counter(role.rank, ref)
-    found = counter.value
+    found = fits(role, site, counter.value)
     if role.launch.checker is not None:
         role.launch.checker.fetched(role, counter, site)
     role.launch.add(counter, value, role)

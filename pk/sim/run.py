@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,10 +33,35 @@ __all__ = ["DEFAULT_SMS", "Report", "SimTensor", "simulate"]
 DEFAULT_SMS = 4
 
 
+class _OneThread:
+    """BLAS has one thread: tiles are small, and on a busy machine its threads spin for longer than they compute.
+
+    Simulations of several threads may overlap: the first to begin sets the limit, the last to end takes it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._limit: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._limit = _blas().limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limit.restore_original_limits()
+
+
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """BLAS has one thread: tiles are small, and on a busy machine its threads spin for longer than they compute."""
     return ThreadpoolController()
+
+
+_one_thread = _OneThread()
 
 
 def simulate(
@@ -86,7 +112,7 @@ def simulate(
     launch.room = make_room(launch, resident, order, sms)
     if checker is not None:
         _listen(checker, kernel, launch, seed)
-    with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # NaN is data here
+    with np.errstate(all="ignore"), _one_thread:  # NaN is data here
         _run(launch, programs)
     if checker is not None:
         checker.launch_end(launch)
@@ -194,7 +220,9 @@ def _check(kernel: ir.Kernel, rank: int, world: int, mine: Arguments) -> dict[st
     for t in kernel.tensors:
         given = mine[t.name]
         if not isinstance(given, SimTensor):
-            raise errors.ArgumentError(f"`{t.name}` of kernel `{kernel.name}` must be a SimTensor, not {given!r}.")
+            raise errors.ArgumentError(
+                f"`{t.name}` of kernel `{kernel.name}` must be a SimTensor, not {errors.short(given)}."
+            )
         if given.dtype != t.dtype or given.array.dtype != STORAGE[t.dtype] or given.array.ndim != t.ndim:
             raise errors.ArgumentError(
                 f"`{t.name}` of kernel `{kernel.name}` is {given.dtype} with {given.array.ndim} dimensions, stored as "

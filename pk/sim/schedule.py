@@ -21,8 +21,14 @@ from array import array
 from collections.abc import Iterator
 from typing import Protocol
 
-ROLES = frozenset({"loader", "consumer", "storer", "team"})
+ROLES = frozenset({"loader", "consumer", "storer", "team", "communicator"})
 OPERATIONS = frozenset({"load", "read", "land", "signal"})
+
+# Roles that are starved by themselves, the communicator warp as the team of one warp that it is: what a seed chooses
+# does not change with it.
+_ROLES = {kind: frozenset({kind}) for kind in ("loader", "consumer", "storer")} | {
+    "team": frozenset({"team", "communicator"})
+}
 
 # Kinds to starve together; None is everything.
 _TARGETS: tuple[frozenset[str] | None, ...] = (
@@ -30,7 +36,7 @@ _TARGETS: tuple[frozenset[str] | None, ...] = (
     None,
     ROLES,
     OPERATIONS,
-    *(frozenset({kind}) for kind in sorted(ROLES | OPERATIONS)),
+    *(_ROLES.get(kind, frozenset({kind})) for kind in sorted(OPERATIONS.union(_ROLES))),
 )
 
 
@@ -122,7 +128,7 @@ _NOUNS = {"land": "landing of a store", "signal": "signal", "load": "load", "rea
 # What a victim may be, None being all that a rank or block does; numbers in seeds count on the order.
 _VICTIMS: tuple[tuple[str, frozenset[str] | None], ...] = (
     ("everything", None),
-    *((f"every {kind}", frozenset({kind})) for kind in ("loader", "consumer", "storer", "team")),
+    *((f"every {kind}", kinds) for kind, kinds in _ROLES.items()),
     *((f"every {_NOUNS[kind]}", frozenset({kind})) for kind in ("land", "signal", "load", "read")),
     ("every asynchronous operation", OPERATIONS),
     ("every role", ROLES),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pk.sim.findings import Finding
+from pk.sim.findings import Finding, causes
 from pk.sim.schedule import FAMILY
 from pk.sim.trial import BASELINE, Case, run
 
@@ -95,7 +95,8 @@ class _Search:
                 trial = run(case, seed, baseline)
             except Exception:  # noqa: BLE001  what is cut badly may fail anyhow
                 return None
-            if trial.broken is not None or not all(any(alike(f, k) for k in self._known) for f in trial.findings):
+            more = [f for f in causes(trial.findings) if not any(alike(f, k) for k in self._known)]
+            if trial.broken is not None or more:
                 return None
             for finding in trial.findings:
                 if alike(finding, self._wanted):

@@ -103,7 +103,7 @@ class RoleWalk(Operands):
             if not cond:
                 return
             if turn >= most:
-                raise errors.SimulationError(endless(most), s.span, self.where())
+                raise endless(most, s.span, self.where())
             self.block(s.body)
 
     def tasks(self, s: ir.Tasks) -> None:

@@ -20,9 +20,10 @@ from pk.ir import vectors
 from pk.ir.layout import Layout, Layouts, role_warps
 from pk.ir.order import coordinate
 from pk.ir.split import slice_role
-from pk.ir.types import Scalar, Tile
+from pk.ir.types import INT, Scalar, Tile
 from pk.sim import bounds, ops, ops_vectors
 from pk.sim.claims import next_task
+from pk.sim.divisions import LOADS, Divisions
 from pk.sim.loops import endless, turns, while_turns
 from pk.sim.machine import Program, Role, Site
 from pk.sim.values import single
@@ -48,8 +49,7 @@ class RoleProgram:
 
 def translate(kernel: ir.Kernel, block: ir.Block, kind: ir.RoleKind) -> RoleProgram:
     """Role ``kind`` of a class, whose body (without the prologue) is ``block``."""
-    warps = role_warps(kernel, block, kind) if kind in ("consumer", "team") else 1
-    writer = _Writer(Layouts(slice_role(block, kind), warps))
+    writer = _Writer(Layouts(slice_role(block, kind), role_warps(kernel, block, kind)))
     writer.function(slice_role(kernel.prologue + block, kind))
     text = "\n".join(writer.lines) + "\n"
     file = f"<pk simulator: {kernel.name}, {kind} {id(writer):x}>"
@@ -78,11 +78,14 @@ class _Writer:
             "endless": endless,
             "prod": math.prod,
             "check_bounds": bounds.check,
+            "fits": bounds.fits,
             "inf": math.inf,
             "nan": math.nan,
             **{f"op_{name}": meaning for name, meaning in ops.MEANING.items()},
         }
         self.by_lane: set[str] = set()  # sites of ops that take a counter or window a lane
+        self._sites = 0
+        self._divisions: Divisions | None = None
         self._depth = 0
         self._span = ir.NOWHERE
         self._variables: dict[str, str] = {}
@@ -104,7 +107,8 @@ class _Writer:
         self._depth -= 1
 
     def site(self, op: str, what: str, span: ir.Span, kind: Any = None, attrs: tuple[tuple[str, Any], ...] = ()) -> str:
-        name = f"site{sum(n.startswith('site') for n in self.names)}"
+        name = f"site{self._sites}"
+        self._sites += 1
         self.names[name] = Site(op, what, span, kind, attrs)
         if op in ops_vectors.BY_LANE:
             self.by_lane.add(name)
@@ -125,8 +129,12 @@ class _Writer:
             self.line("index, of, tasks, claimed = role.index, role.of, 0, None")
             self.line("turns_left = [role.launch.turns]")
             at = len(self.lines)
+            self._divisions = Divisions(block)
             self.block(block)
             self.line("yield from ()")
+            if "divisions" in self.names:
+                self.lines.insert(at, "    role.edges = {}")
+                self.spans.insert(at, ir.NOWHERE)
             for pipeline, p in self._pipelines.items():
                 text = f"fills_{p} = drains_{p} = 0; ring_{p} = role.rings[{pipeline!r}].stages"
                 self.lines.insert(at, "    " + text)
@@ -207,7 +215,7 @@ class _Writer:
         with self.indented(f"while {self.expression(s.cond)}:"):
             self.line(f"{turns} += 1")
             with self.indented(f"if {turns} > most:"):
-                self.line(f"raise role.fail({site}, endless(most))")
+                self.line(f"raise endless(most, {site}.span, role.where())")
             self.block(s.body)
 
     def stage(self, s: ir.Stage) -> None:
@@ -263,7 +271,8 @@ class _Writer:
     def tuple(self, entries: tuple[ir.Expr, ...]) -> str:
         return "(" + "".join(f"{self.expression(e)}, " for e in entries) + ")"
 
-    def expression(self, e: ir.Expr) -> str:
+    def expression(self, e: ir.Expr, part_of: ir.Span | None = None) -> str:
+        """``part_of``: the span of the sum, difference or product that ``e`` is an operand of."""
         if isinstance(e, ir.Const):
             return f"({single(e.value) if isinstance(e.value, float) else e.value!r})"
         if isinstance(e, ir.Var):
@@ -279,31 +288,57 @@ class _Writer:
         if isinstance(e, ir.Select):  # Python evaluates one side only, and so does the device
             return f"({self.expression(e.x)} if {self.expression(e.cond)} else {self.expression(e.y)})"
         if isinstance(e, ir.Unary):
-            return self.unary(e)
+            return self.unary(e, part_of)
         if isinstance(e, ir.Binary):
-            return self.binary(e)
+            return self.binary(e, part_of)
         layout = (("layout", self._layout),) if e.op == "sum" else ()  # it fixes the order
         site = self.site(e.op, "", e.span, e.type, (*e.attrs, *layout))
+        if e.op in LOADS and self._divisions is not None:
+            self._divisions.sites[id(e)] = self.names[site]
         call = f"op_{e.op}(role, {', '.join([site, *(self.operand(o, site) for o in e.operands)])})"
         return f"(yield from {call})" if e.op in WAITING else call
 
-    def unary(self, e: ir.Unary) -> str:
-        x = self.expression(e.x)
+    def unary(self, e: ir.Unary, part_of: ir.Span | None = None) -> str:
+        x = self.expression(e.x, e.span if e.op == "-" else None)
         if isinstance(e.type, Tile):
             return f"unary({e.op!r}, {x}, {self.dtype(e.type)})"
-        return {"-": f"(-{x})", "not": f"(not {x})", "abs": f"abs({x})"}[e.op]
+        text = {"-": f"(-{x})", "not": f"(not {x})", "abs": f"abs({x})"}[e.op]
+        return self.fitting(e, text, part_of)
 
-    def binary(self, e: ir.Binary) -> str:
-        x, y = self.expression(e.x), self.expression(e.y)
+    def binary(self, e: ir.Binary, part_of: ir.Span | None = None) -> str:
+        within = e.span if e.op in ("+", "-", "*") else None
+        x, y = self.expression(e.x, within), self.expression(e.y, within)
         if isinstance(e.type, Tile):
+            if e.op in ("//", "%") and not (isinstance(e.y, ir.Const) and e.y.value):
+                site = self.site(e.op, "", e.span)
+                self.names |= {"divisions": self._divisions, f"of_{site}": e}
+                return f"divisions.divide(role, {site}, of_{site}, {x}, {y}, {self.dtype(e.type)})"
             return f"binary({e.op!r}, {x}, {y}, {self.dtype(e.type)})"
-        text = f"{e.op}({x}, {y})" if e.op in ("min", "max") else f"({x} {e.op} {y})"
-        return f"single({text})" if e.type.dtype.kind == "float" else text
+        if e.op in ("min", "max"):
+            text = f"{e.op}({x}, {y})"
+        else:
+            text = f"({x} {e.op} {y})"
+        return f"single({text})" if e.type.dtype.kind == "float" else self.fitting(e, text, part_of)
+
+    def fitting(self, e: ir.Unary | ir.Binary, text: str, part_of: ir.Span | None) -> str:
+        """``text``, the value of ``e``, checked to fit int32 if it may be too large.
+
+        A part of what the user wrote in one piece (``(i - 1) * 64`` is ``i * 64 - 64`` in the IR) may be: the device
+        wraps around and back.
+        """
+        grows = e.op in ("+", "-", "*", "abs") or (e.op == "//" and not _positive(e.y))
+        if not grows or e.type != INT or e.span == part_of:
+            return text
+        return f"fits(role, {self.site(e.op, '', e.span)}, {text})"
 
     def dtype(self, kind: Tile | Scalar) -> str:
         name = f"dtype_{kind.dtype.name}"
         self.names[name] = kind.dtype
         return name
+
+
+def _positive(e: ir.Expr) -> bool:
+    return isinstance(e, ir.Const) and e.value > 0
 
 
 def _numbered(names: dict[str, str], prefix: str, name: str) -> str:

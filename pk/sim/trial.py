@@ -16,7 +16,7 @@ from pk.ir import nodes as ir
 from pk.ir.types import int32
 from pk.sim import compare
 from pk.sim.checker import Checker
-from pk.sim.findings import Finding, Place
+from pk.sim.findings import Finding, Place, causes
 from pk.sim.image import Arguments, Image
 from pk.sim.memory import SimTensor
 from pk.sim.report import Report
@@ -50,7 +50,8 @@ class Case:
 class Trial:
     """What one schedule showed.  ``report`` is None if the launch did not end.
 
-    ``broken``: why the launch cannot be checked at all, an error of pk's about the call.
+    ``broken``: why the launch cannot be checked at all, an error of pk's about the call.  ``endless``: a loop took more
+    turns than it may.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Trial:
     report: Report | None = None
     broken: errors.PkError | None = None
     results: list[Arguments] | None = field(default=None, compare=False)
+    endless: bool = False
 
 
 def run(
@@ -77,6 +79,7 @@ def run(
     checker = make_checker(case)
     report: Report | None = None
     found: list[Finding] = []
+    endless = False
     options: dict[str, Any] = {
         "sms": case.sms, "seed": seed, "multicast": case.multicast, "resident": resident, "order": order,
     }  # fmt: skip
@@ -86,22 +89,22 @@ def run(
         if not error.causes:  # those have been reported to the checker
             found.append(_deadlock(error))
     except errors.SimulationError as error:
-        failed = _failed(error)
+        failed, endless = _failed(error), isinstance(error, errors.EndlessLoop)
         if not any(f.key == failed.key for f in checker.findings):
             found.append(failed)
     except errors.PkError as error:
         return Trial(seed, (), broken=error)
     found = [*checker.findings, *found]
-    if checker.written.lanes and not found and _matters(case, args, options):
+    if checker.written.lanes and not causes(found) and _matters(case, args, options):
         more = ", and what the launch does depends on it"
-        found = [replace(f, message=f.message + more) for f in checker.written.lanes]
+        found += [replace(f, message=f.message + more) for f in checker.written.lanes]
     # What a race or a read of nothing leads to is not a mistake of its own.
-    if report is not None and baseline is not None and not found:
+    if report is not None and baseline is not None and not causes(found):
         text = compare.differing(case.kernel, baseline, args, case.multicast)
         if text:
             found.append(different(case.kernel, text))
     stamped = tuple(replace(f, seed=seed) if f.seed is None else f for f in found)
-    return Trial(seed, stamped, report, results=args if keep and report is not None else None)
+    return Trial(seed, stamped, report, results=args if keep and report is not None else None, endless=endless)
 
 
 def _matters(case: Case, results: list[Arguments], options: dict[str, Any]) -> bool:

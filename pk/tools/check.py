@@ -74,11 +74,11 @@ def main(options: argparse.Namespace) -> int:
         settings = {"PK_BACKEND": "sim"} | ({"PK_SIM_SMS": str(options.sms)} if options.sms else {})
         how = {name: getattr(options, name) for name in ("schedules", "seed", "strict", "exhaustive")}
         checks = checking(**how, tell=tell)
-        with env.overriding(**settings), checks, contextlib.redirect_stdout(sys.stderr):
+        with env.overriding(**settings), checks as made, contextlib.redirect_stdout(sys.stderr):
             problem = _run(program, options.file)
         if not done and not problem:
             problem = f"{options.file} launched no kernel in this process, so nothing was checked."
-        problem = problem or _other_world(done, options)
+        problem = problem or _other_world(made.teams, options)
     except errors.PkError as error:
         problem = f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
@@ -109,8 +109,7 @@ def _replay(done: list[Check], options: argparse.Namespace) -> None:
         output.put(f"\nreplay: {command}", sys.stdout)
 
 
-def _other_world(done: list[Check], options: argparse.Namespace) -> str:
-    worlds = {check.world_size for check in done}
+def _other_world(worlds: set[int], options: argparse.Namespace) -> str:
     if options.world_size is None or not worlds or worlds == {options.world_size}:
         return ""
     return (

@@ -165,6 +165,12 @@ def _reduced(rank: int, world: int) -> Arguments:
     return {"a": a, "b": b, "c": blank((264, N), BF16, parallel=True)} | vectors
 
 
+def _reduced_to_ordinary(rank: int, world: int) -> Arguments:
+    given = _reduced(rank, world)
+    del given["c"]
+    return given | {"out": blank((264, N), BF16)}
+
+
 def _operators() -> list[Item]:
     one, epilogue = TILES | {"COMM": 1, "BC": 16}, {"ACTIVATION": "relu"}
     gather, scatter = fused.all_gather_matmul, fused.matmul_reduce_scatter_ordered
@@ -173,6 +179,10 @@ def _operators() -> list[Item]:
         Item("ops.all_gather_matmul+", gather, _gathered, 0, 3, constants=_const(one | epilogue)),
         Item("ops.matmul_reduce_scatter_ordered+", scatter, _scattered, 0, constants=_const(TILES | epilogue)),
         Item("ops.matmul_all_reduce_ordered+", reduce_, _reduced, 0, constants=_const(TILES | epilogue)),
+        Item(
+            "ops.matmul_all_reduce_ordered+out", reduce_, _reduced_to_ordinary, 0,
+            constants=_const(TILES | epilogue | {"PR": 32}),
+        ),
         Item(
             "ops.matmul_all_reduce_ordered+cols", reduce_, _reduced, 0,
             constants=_const(TILES | epilogue | {"BY_COLS": True}),

@@ -71,3 +71,17 @@ def test_the_readme_example_from_a_shell() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"].startswith("ArgumentError: examples/01_matmul_reduce_scatter.py has no")
+
+
+def test_products_that_meet_no_rank_are_those_of_the_ranks_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "products.py"
+    path.write_text(
+        "import torch\n\nimport pk\n\n\ndef run(rank, world):\n"
+        "    x = torch.ones(8 + 8 * rank, 16, dtype=torch.bfloat16)\n    pk.ops.matmul(x, x.T)\n"
+    )
+    assert main(["check", f"{path}:run", "--world-size", "3", "--schedules", "2", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["error"] is None
+    assert [(made["kernel"], made["world_size"]) for made in report["launches"]] == [("matmul", 1)] * 3

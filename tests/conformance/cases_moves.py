@@ -187,6 +187,23 @@ def pulls() -> list[Case]:
     return found
 
 
+def _neighbour(dtype: torch.dtype) -> Case:
+    shape, name = (150, 200), f"neighbour_sum.{short(dtype)}"
+
+    def make(rank: int, world: int) -> Arguments:
+        return {"x": Arg(integers(shape, -8, 8, name, rank), dtype), "out": blank(shape, dtype)}
+
+    def meaning(ranks: list[Arguments]) -> list[dict[str, Want]]:
+        return [{"out": m["x"].value + ranks[rank - 1]["x"].value} for rank, m in enumerate(ranks)]
+
+    return Case(name, k.neighbour_sum, make, meaning)
+
+
+def loads_of_storers() -> list[Case]:
+    """``load_async`` by the role that stores and signals."""
+    return [_neighbour(dtype) for dtype in (BF16, F32)]
+
+
 # --------------------------------------------------------------------------------------------------------- adds
 def _unit(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 2
@@ -268,4 +285,4 @@ def adds() -> list[Case]:
     return found
 
 
-CASES = [*copies(), *pushes(), *pulls(), *adds()]
+CASES = [*copies(), *pushes(), *pulls(), *loads_of_storers(), *adds()]

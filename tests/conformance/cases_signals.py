@@ -8,6 +8,7 @@ import torch
 from tests.conformance.case import (
     ADDED,
     BF16,
+    E4M3,
     F16,
     F32,
     MOVED,
@@ -73,6 +74,18 @@ def _gather(dtype: torch.dtype, sms: int) -> Case:
     return Case(name, k.gather, make, meaning, {"SMS": sms})
 
 
+def _gather_by_warps(dtype: torch.dtype) -> Case:
+    name, shape = f"gather_by_warps.{short(dtype)}", (70, 96)
+
+    def make(rank: int, world: int) -> Arguments:
+        return {"x": Arg(normals(shape, dtype, name, rank), dtype), "out": blank((world, *shape), dtype)}
+
+    def meaning(ranks: list[Arguments]) -> list[dict[str, Want]]:
+        return [{"out": np.stack([theirs["x"].value for theirs in ranks])}] * len(ranks)
+
+    return Case(name, k.gather_by_warps, make, meaning)
+
+
 def _first_then_add(dtype: torch.dtype) -> Case:
     name, shape = f"first_then_add.{short(dtype)}", (70, 90)
 
@@ -94,5 +107,6 @@ CASES = [
     *[_meet(role, how) for role in ("storer", "consumer", "team") for how in ("barrier", "signal_all", "signal")],
     *[_gather(dtype, 2) for dtype in MOVED],
     _gather(BF16, 100),
+    *[_gather_by_warps(dtype) for dtype in (BF16, E4M3, F32)],
     *[_first_then_add(dtype) for dtype in ADDED],
 ]

@@ -92,7 +92,9 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "role_in_role": (errors.WrongRole, "with pk.loader():\n    with pk.storer():\n        pass"),
     "tasks_in_role": (errors.WrongRole, "with pk.loader():\n    for m in pk.tasks(3):\n        pass"),
     "tasks_in_tasks": (errors.WrongRole, "for m in pk.tasks(3):\n    for n in pk.tasks(3):\n        pass"),
-    "fill_of_storer": (errors.WrongRole, "with pk.storer():\n    with output.fill() as s:\n        pass"),
+    "store_of_storer": (
+        errors.WrongRole, "with pk.storer():\n    with output.fill() as s:\n        pk.store(s.c, 0.0)"
+    ),
     "stage_of_shared_code": (errors.WrongRole, "with output.fill() as s:\n    pass"),
     "communicator_in_communicator": (
         errors.WrongRole, "with pk.communicator(sms=1):\n    with pk.communicator(sms=1):\n        pass"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import pk
+from pk.errors import ArgumentError
 from tests.nn.problems import block, error, leaf, mixed, plan, share, tokens
 
 TOKENS, BATCH, FEATURES = 8, 4, 64
@@ -27,7 +29,7 @@ def under_torchrun(rank: int, world: int, store: str, results: Any) -> None:
 
 
 def _trained() -> dict[str, float]:
-    """Errors of every gradient, by name, against the whole block on the whole batch; "compiled": the worst there."""
+    """Errors of every gradient, by name, against the whole block on the whole batch; "compiled", "fsdp": the worst."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.nn.parallel import DistributedDataParallel
 
@@ -49,7 +51,33 @@ def _trained() -> dict[str, float]:
         want = p.grad / 2  # data parallel takes the mean
         want = shards[name].take(want, rank, 2) if name in shards else want
         errors[name] = error(made.get_parameter(name).grad, want)
-    return errors | {"compiled": max(error(g, e) for g, e in zip(graphed, eager, strict=True))}
+    worst = max(error(g, e) for g, e in zip(graphed, eager, strict=True))
+    return errors | {"compiled": worst, "fsdp": _fully_sharded(mesh, reference, mine, its_grad)}
+
+
+def _fully_sharded(mesh: Any, reference: Any, x: torch.Tensor, grad: torch.Tensor) -> float:
+    """The worst error of a gradient where FSDP shards, across the pairs, what the ranks of a pair share."""
+    from torch.distributed.fsdp import fully_shard
+
+    made = pk.nn.parallelize(block(), mesh["tp"], plan())
+    shards = {name: shard for name, _, shard in pk.nn.shards.shared_parameters(made)}
+    fully_shard(made, mesh=mesh["dp"])
+    for _ in range(2):  # FSDP takes the memory of parameters away, and gives it back
+        made.zero_grad()
+        with mixed():
+            y = made(x)
+        y.backward(grad)
+    rank = mesh.get_local_rank("tp")
+    want_norm = torch.stack([(p.grad / 2).square().sum() for p in reference.parameters()]).sum().sqrt()
+    worst = error(pk.nn.clip_grad_norm_(made, 1e9), want_norm)
+    whole = pk.nn.full_state_dict(made)
+    assert all(torch.equal(whole[name], value) for name, value in block().state_dict().items())
+    with pytest.raises(ArgumentError, match="before fully_shard"):
+        pk.nn.load_full_state_dict(made, whole)
+    for name, p in reference.named_parameters():
+        want = shards[name].take(p.grad, rank, 2) if name in shards else p.grad
+        worst = max(worst, error(made.get_parameter(name).grad.full_tensor(), want / 2))
+    return worst
 
 
 def _gradients(module: Any, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:

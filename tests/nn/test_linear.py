@@ -252,7 +252,7 @@ def test_mistakes_of_extents() -> None:
         refused(lambda: pk.nn.RowParallelLinear(24, 16), "in_features=24: 2 ranks")
         refused(lambda: pk.nn.RowParallelLinear(32, 12), "out_features=12")
         refused(lambda: pk.nn.ColumnParallelLinear(16, 32, parts=(16, 32)), "add up to 48")
-        refused(lambda: pk.nn.ColumnParallelLinear(16, 32, activation="tanh"), "activation='tanh' is none of")
+        refused(lambda: pk.nn.ColumnParallelLinear(16, 32, activation="tanh"), "activation='tanh' does not exist")
         refused(lambda: pk.nn.ColumnParallelLinear(16, 64, parts=(32, 32), gather_output=True), "would mix them")
         refused(lambda: pk.nn.ParallelMLP(16, 32, activation="tanh"), "activation='tanh'")
         up, down, gate = linear(32, 16), linear(16, 32), linear(16, 16)

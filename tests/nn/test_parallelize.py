@@ -278,7 +278,7 @@ def test_ranks_with_other_weights_are_told() -> None:
         module = block()
         with torch.no_grad():
             module.norm2.bias[3] += rank
-        refused(module, plan(), r"`norm2.bias` of rank 1 is not what rank 0 has.*\n.*Seed all ranks alike")
+        refused(module, plan(), r"`norm2.bias` of rank 1 is not what rank 0 has.*\n.*is a race")
         pk.nn.parallelize(module, None, plan(), check_weights=False)
 
     spawn(run, 2)

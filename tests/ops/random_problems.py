@@ -97,7 +97,7 @@ def _common(rng: random.Random, operator: str, world: int, step: int) -> dict[st
     if operator != "matmul":
         options["deterministic"] = rng.random() < 0.3
     options["config"] = _config(rng, operator, options.get("deterministic", False))
-    if operator == "all_gather_matmul" and rng.random() < 0.3:
+    if operator == "all_gather_matmul" and rng.random() < 0.3 and options["config"] != "library":
         options["comm_sms"] = rng.randrange(1, 4)
     return {
         "operator": operator, "world": world, **sizes, "activation": rng.choice(list(FUNCTIONS)), "options": options,

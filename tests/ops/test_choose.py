@@ -144,6 +144,7 @@ def test_processes_with_gloo(tmp_path: Path) -> None:
         y = expected(AG, rank, world, every)
         close(mine["gradients"][1], torch.cat([a for a, _ in every]).T @ (2 * y), 0.02)
         assert mine["direct"]
+        assert (mine["local"] is not None) == (rank == 0)
         assert mine["choice"] == "library"
         assert mine["files"] == (rank == 0)
     total = sum(2 * expected(AG, r, world, every) @ every[r][1].T for r in range(world))
@@ -186,10 +187,28 @@ def test_more_is_not_quicker() -> None:
 
 
 def test_ranks_that_share_a_gpu_keep_most_of_it_for_compute() -> None:
-    assert estimate.comm_counts(AG, 8, 132) == (1, 2, 4, 8, 16)
-    assert estimate.comm_counts(AG, 8, 16) == (1, 2)
+    assert estimate.comm_counts(AG, 8, 132) == (0, 1, 2, 4, 8, 16)
+    assert estimate.comm_counts(AG, 8, 16) == (0, 1, 2)
     assert estimate.comm_counts(AG, 1, 132) == (1,)
     assert estimate.comm_counts(RS, 8, 132) == (0,)
+
+
+def test_communicator_warps_are_taken_when_they_were_measured_or_asked_for() -> None:
+    case = Case(AG, 2, 4096, 14336, 4096)
+    tile = CONFIGS["c128x256"]
+    whole, fewer = (estimate.fused_us(case, tile, comm) for comm in (0, 8))
+    assert whole < fewer  # the product has all SMs
+    facts = choose.Facts("a GPU", 132, "", "", {})
+    every = choose.candidates(case, facts)
+    warps = [c for c in every if choose.warps(AG, c.choice)]
+    assert warps == every[-len(warps) :]
+    assert not choose.warps(AG, choose.best(choose.allowed(every, AG, True, None, None)).choice)
+    assert {c.choice.comm_sms for c in choose.allowed(every, AG, False, 0, None)} == {0}
+    facts.tuned[choose.key(case)] = [["c128x256", 1.0, ""]]
+    assert choose.candidates(case, facts)[0].choice == Choice(tile, 0)
+    a, b = torch.empty(2048, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(4096, 14336, device="meta")
+    shown = pk.ops.explain(AG, a, b.bfloat16(), world_size=2, comm_sms=0, config="c128x256")
+    assert "-> c128x256, communicator warps" in shown
 
 
 # ------------------------------------------------------------------------------------------------------------ choice
@@ -266,7 +285,7 @@ def test_one_rank_without_the_library_is_enough(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("options", "says"), [
     ({"config": "c1x1"}, 'There are c128x256, .*, "library"'),
     ({"config": "library", "deterministic": True}, "does not fix the order of its sums"),
-    ({"comm_sms": 0}, "at least one SM communicates"),
+    ({"comm_sms": -1}, "comm_sms=-1 must be at least 0"),
 ])  # fmt: skip
 def test_refused(options: dict[str, Any], says: str) -> None:
     for rows in (16, 0):
@@ -409,6 +428,50 @@ def test_explain() -> None:
     assert "1 rank of the simulator" in here[0]
     assert 'no library: a simulation is there to run the kernel; config="library" takes the library' in here[-1]
     assert pk.ops.explain(a, b) == pk.ops.explain("matmul", a, b)
+
+
+@pytest.mark.parametrize("operator", ["matmul", *fused.OPERATORS])
+def test_explain_follows_autocast_and_gradients(operator: str) -> None:
+    """It answers for the call that would be made: float32 operands are refused without autocast, and cast with it."""
+    a, b = (torch.empty(*shape, device="meta") for shape in ((64, 512), (512, 256)))
+    world = {} if operator == "matmul" else {"world_size": 2}
+    want = {n: pk.ops.explain(operator, a.bfloat16(), b.bfloat16(), activation=n, **world) for n in (None, "gelu")}
+    assert want[None] != want["gelu"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pk.ops.explain(operator, a, b, activation="gelu", **world) == want["gelu"]
+        real = (torch.zeros(64, 512), torch.zeros(512, 256))
+        assert pk.ops.explain(operator, *real, activation="gelu", **world) == want["gelu"]
+        assert "8-bit" in pk.ops.explain(operator, a.to(FP8), b.T.contiguous().to(FP8).T, **world)
+    with pytest.raises(errors.ArgumentError, match=r"`a` is torch\.float32"):
+        pk.ops.explain(operator, a, b, **world)
+    graded = a.bfloat16(), b.bfloat16().requires_grad_()
+    assert pk.ops.explain(operator, *graded, activation="gelu", **world) == want[None]  # the activation is torch's
+    with torch.no_grad():
+        assert pk.ops.explain(operator, *graded, activation="gelu", **world) == want["gelu"]
+
+
+def test_tune_follows_autocast_and_gradients(offered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "timed", lambda q, way, repeats: 1.0 if way.library else 9.0)
+    monkeypatch.setattr(estimate, "library_us", lambda case: 1e6)
+    taken: list[bool] = []
+    kept = tensor_parallel.chosen
+    monkeypatch.setattr(
+        tensor_parallel,
+        "chosen",
+        lambda q, out, way, gathered=False: taken.append(way.library) or kept(q, out, way, gathered),
+    )
+
+    def run(rank: int) -> None:
+        a, b = (x.float() for x in operands(rank))
+        b.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            pk.ops.matmul_all_reduce(a, b, activation="gelu")
+            assert not taken[-1]
+            pk.ops.tune(AR, a, b, activation="gelu", limit=1)
+            pk.ops.matmul_all_reduce(a, b, activation="gelu")
+            assert taken[-1], "what was measured is not what is called"
+
+    spawn(run)
 
 
 def test_explain_refuses() -> None:

@@ -6,6 +6,7 @@ All are :class:`pk.ArgumentError`, raised before anything is launched; those of 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 import pk
 import pk.ops
 from pk import errors
+from pk.ops.model import CONFIGS
 from tests.ops.random_problems import BF16, F32, FP8, PARALLEL
 
 PUBLIC = ("matmul", *PARALLEL)
@@ -48,7 +50,7 @@ VALUES: dict[str, Mistake] = {
     "e5m2": (A.to(torch.float8_e5m2), B, {}, "`a` is torch.float8_e5m2, and must be", "`a.bfloat16()`"),
     "two dtypes": (A, B.half(), {}, "`a` is torch.bfloat16 and `b` is torch.float16", "Cast one"),
     "inner extents": (A, B[:16], {}, "the inner extents 32 and 16 differ", "a is (M, K) and b is (K, N)"),
-    "activation": (A, B, {"activation": "tanh"}, "activation='tanh' is none of none, relu, gelu", "silu"),
+    "activation": (A, B, {"activation": "tanh"}, "activation='tanh' does not exist", "'gelu_tanh', 'silu'; None or"),
     "bias too short": (A, B, {"bias": matrix(47)}, "`bias` has shape (47,), and must have 1 or 48 elements", ""),
     "bias of rows": (A, B, {"bias": matrix(48, 1)}, "`bias` has shape (48, 1), and must have (48,) or (1, 48)", ""),
     "bias float64": (A, B, {"bias": matrix(48).double()}, "`bias` is torch.float64, and must be", "`bias.float()`"),
@@ -60,6 +62,7 @@ VALUES: dict[str, Mistake] = {
     "out_dtype": (A, B, {"out_dtype": torch.int32}, "the result cannot be torch.int32", "out_dtype is one of"),
     "out_dtype float8": (A, B, {"out_dtype": FP8}, f"the result cannot be {FP8}", "out_dtype is one of"),
 }
+NUMBER = "must be a number of SMs"
 MEMORY: dict[str, Mistake] = {
     "a on meta": (A.to(META), B, {}, "`a` of pk.ops.{op} is on meta", "torch.empty_like(a, device=pk.device())"),
     "bias on meta": (A, B, {"bias": matrix(48).to(META)}, "`bias` of pk.ops.{op} is on meta", "torch.empty_like(bias"),
@@ -82,6 +85,10 @@ MEMORY: dict[str, Mistake] = {
     "out requires a gradient": (A, B, {"out": matrix(16, 48).requires_grad_()}, "requires a gradient", "out.detach()"),
 }  # fmt: skip
 OPTIONS: dict[str, Mistake] = {
+    "activation of a kind": (A, B, {"activation": ["relu"]}, "activation=['relu'] does not exist", "'relu', 'gelu'"),
+    "config of numbers": (A, B, {"config": torch.ones(3)}, "config=Tensor of shape (3,)", "CONFIGS"),
+    "out_dtype of numbers": (A, B, {"out_dtype": torch.ones(3)}, "the result cannot be Tensor of", "torch.float32"),
+    "out_dtype's name": (A, B, {"out_dtype": "float32"}, "cannot be 'float32', which is str", "torch.float32"),
     "config": (A, B, {"config": "fast"}, "config='fast' is no configuration", "There are c128x256"),
     "config of a kind": (A, B, {"config": 3}, "config=3 is int, and must be a name or one of", "CONFIGS"),
     "group": (A, B, {"group": 7}, "group=7 is neither a pk group nor a process group", "Pass a torch.distributed"),
@@ -89,8 +96,25 @@ OPTIONS: dict[str, Mistake] = {
 }  # fmt: skip
 ONLY_PARALLEL: dict[str, Mistake] = {
     "both": (A, B, {"config": "library", "deterministic": True}, 'config="library" does not fix', "one of them"),
-    "comm_sms": (A, B, {"comm_sms": "8"}, "comm_sms='8' is str, and must be a number of SMs", ""),
-    "a bool": (A, B, {"comm_sms": True}, "comm_sms=True is bool, and must be a number of SMs", ""),
+    "deterministic": (A, B, {"deterministic": "yes"}, "deterministic='yes' is str, and must be True or False", ""),
+    "deterministic 1": (A, B, {"deterministic": 1}, "deterministic=1 is int, and must be True or False", ""),
+    "comm_sms": (A, B, {"comm_sms": "8"}, f"comm_sms='8' is str, and {NUMBER}", "a whole number"),
+    "a bool": (A, B, {"comm_sms": True}, f"comm_sms=True is bool, and {NUMBER}", "a whole number"),
+    "a fraction": (A, B, {"comm_sms": 2.5}, f"comm_sms=2.5 is float, and {NUMBER}", "a whole number"),
+    "less": (A, B, {"comm_sms": -1}, "comm_sms=-1 must be at least 0", "a larger number"),
+    "clusters": (A, B, {"config": CONFIGS["c128x256.b"]}, "'c128x256.b' has clusters or parts of K", "c128x192"),
+}  # fmt: skip
+ONLY_MATMUL: dict[str, Mistake] = {
+    "sms": (A, B, {"sms": "x"}, f"sms='x' is str, and {NUMBER}", "a whole number"),
+    "a bool": (A, B, {"sms": True}, f"sms=True is bool, and {NUMBER}", "a whole number"),
+    "a fraction": (A, B, {"sms": 2.5}, f"sms=2.5 is float, and {NUMBER}", "a whole number"),
+    "none": (A, B, {"sms": 0}, "sms=0 must be at least 1", "a larger number"),
+    "more": (A, B, {"sms": 10**6}, "sms=1000000, and this rank has 1024 for it", "a smaller number"),
+    "both": (A, B, {"config": "library", "sms": 4}, 'config="library" takes the SMs that it likes', "one of them"),
+}  # fmt: skip
+ONLY_SMS_ASIDE: dict[str, Mistake] = {
+    "more": (A, B, {"comm_sms": 10**6}, "comm_sms=1000000, and this rank has 131 for it", "a smaller number"),
+    "both": (A, B, {"config": "library", "comm_sms": 4}, 'config="library" takes the SMs that it likes', "one of them"),
 }  # fmt: skip
 
 
@@ -115,11 +139,86 @@ def test_functions(operator: str, mistake: str) -> None:
     assert "col_bias" not in text
 
 
+def both_ways(operator: str, mistake: Mistake) -> None:
+    """Straight to the kernel, through torch, and of matrices without rows."""
+    a, b, options, what, advice = mistake
+    w = b.clone().requires_grad_()
+    for given in ((a, b), (a, w), (a[:0], b)):
+        says(lambda given=given: getattr(pk.ops, operator)(*given, **options), what, advice)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("operator", PARALLEL)
 @pytest.mark.parametrize("mistake", ONLY_PARALLEL)
 def test_parallel_functions(operator: str, mistake: str) -> None:
-    a, b, options, what, advice = ONLY_PARALLEL[mistake]
-    says(lambda: getattr(pk.ops, operator)(a, b, **options), what, advice)
+    if mistake == "clusters":  # where torch looks on it goes by its name, which is none of these operators'
+        a, b, options, what, advice = ONLY_PARALLEL[mistake]
+        says(lambda: getattr(pk.ops, operator)(a, b, **options), what, advice)
+        return
+    both_ways(operator, ONLY_PARALLEL[mistake])
+
+
+@pytest.mark.parametrize("mistake", ONLY_MATMUL)
+def test_sms(mistake: str) -> None:
+    both_ways("matmul", ONLY_MATMUL[mistake])
+
+
+@pytest.mark.parametrize("operator", ["all_gather_matmul", "matmul_reduce_scatter"])
+@pytest.mark.parametrize("mistake", ONLY_SMS_ASIDE)
+def test_comm_sms(operator: str, mistake: str) -> None:
+    both_ways(operator, ONLY_SMS_ASIDE[mistake])
+
+
+def test_an_option_without_a_meaning() -> None:
+    """An all-reduce sets no SM aside in either direction; the reduce-scatter's backward pass does."""
+    both_ways("matmul_all_reduce", (A, B, {"comm_sms": 2}, "pk.ops.matmul_all_reduce sets no SM aside", "Leave it"))
+    pk.ops.matmul_reduce_scatter(A, B, comm_sms=2)
+    says(lambda: pk.ops.all_gather_matmul(A, B, save_gathered="no"), "save_gathered='no' is str", "True or False")
+    w = B.clone().requires_grad_()
+    for b in (B, w):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'save_gathered'"):
+            pk.ops.matmul(A, b, save_gathered=True)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="unexpected keyword argument 'sms'"):
+            pk.ops.all_gather_matmul(A, b, sms=2)  # type: ignore[call-arg]
+    own = dataclasses.replace(CONFIGS["c128x64"], stages=2)
+    assert pk.ops.matmul(A, B, config=own).shape == (16, 48)
+    says(lambda: pk.ops.matmul(A, w, config=own), "none of `pk.ops.model.CONFIGS`", "travel by name")
+
+
+@pytest.mark.parametrize("operator", PUBLIC)
+@pytest.mark.parametrize("mistake", ["a is None", "b of numpy", "bias is a list", "scale is a number", "out is a list"])
+def test_what_is_no_tensor_where_a_gradient_is_wanted(operator: str, mistake: str) -> None:
+    a, b, options, what, advice = (VALUES | MEMORY)[mistake]
+    given = [x.clone().requires_grad_() if isinstance(x, torch.Tensor) else x for x in (a, b)]
+    says(lambda: getattr(pk.ops, operator)(*given, **options), what.replace("{op}", operator), advice)
+
+
+QUESTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "sms": ({"sms": "x"}, "sms='x' is str"),
+    "count": ({"count": "x"}, "count='x' is str, and must be a number of rows"),
+    "count 0": ({"count": 0}, "count=0 must be at least 1"),
+    "comm_sms": ({"comm_sms": True}, "comm_sms=True is bool"),
+    "all": ({"comm_sms": 132, "world_size": 2}, "comm_sms=132 leaves none of 132 SMs to compute"),
+    "bias": ({"bias": 1.0}, "`bias` of pk.ops.explain is float"),
+    "two worlds": ({"world_size": 2, "group": "x"}, "both say how many ranks"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_explain(question: str) -> None:
+    options, what = QUESTIONS[question]
+    says(lambda: pk.ops.explain("all_gather_matmul", A, B, **options), what, "")
+
+
+def test_explain_and_tune() -> None:
+    for options in ({"world_size": 2}, {"deterministic": True}, {"comm_sms": 2}):
+        says(lambda o=options: pk.ops.explain(A, B, **o), "has no such choice", "name another operator")  # type: ignore[misc]
+    says(lambda: pk.ops.explain(A, B, B), "got three tensors", "an operator")
+    says(lambda: pk.ops.explain("matmul", A[:0], B), "empty matrices takes no time", "elements")
+    assert "4 SMs" in pk.ops.explain(A, B, sms=4)
+    for name in ("limit", "repeats", "rounds"):
+        says(lambda n=name: pk.ops.tune("matmul_all_reduce", A, B, **{n: 1.5}), f"{name}=1.5 is float", "")  # type: ignore[misc]
+    says(lambda: pk.ops.tune("matmul_all_reduce", A, B, save="yes"), "save='yes' is str", "True, False or None")
+    says(lambda: pk.ops.tune("matmul_all_reduce", A, B, bias=[1]), "`bias` of pk.ops.tune is list", "")
 
 
 def _tensors_only(mistake: str) -> bool:
@@ -167,20 +266,9 @@ def test_out_is_not_what_is_read(operator: str) -> None:
     assert torch.equal(fn(below[32:], square, out=below[:32]), fn(below[32:].clone(), square))
 
 
-def test_comm_sms() -> None:
-    says(lambda: pk.ops.all_gather_matmul(A, B, comm_sms=0), "comm_sms=0: at least one SM communicates", "pass 8")
-
-
 # -------------------------------------------------------------------------------------------------- across the ranks
 def _shares(rank: int) -> None:
     pk.ops.matmul_reduce_scatter(matrix(16, 32), B)
-
-
-def _other_shape(rank: int, operator: str) -> None:
-    """The all-gather's columns are each rank's own business, its rows are not."""
-    gathers = operator == "all_gather_matmul"
-    a = matrix(18 if rank or not gathers else 16, 32)
-    getattr(pk.ops, operator)(a, matrix(32, 48 if rank or gathers else 40), config="c128x64")
 
 
 def _one_wrong(rank: int, operator: str) -> None:
@@ -200,14 +288,8 @@ def _shares_meta(rank: int) -> None:
 
 
 @pytest.mark.parametrize("operator", PARALLEL)
-def test_ranks_that_disagree(operator: str) -> None:
-    """All of them say so, and none waits for ever."""
-    with pytest.raises(errors.RankError) as caught:
-        pk.spawn(_other_shape, 3, "sim", (operator,))
-    text = str(caught.value.__cause__)
-    assert "rank 0" in text
-    shapes = {"all_gather_matmul": "(3, 16, 32)", "matmul_reduce_scatter": "(3, 6, 40)"}
-    assert shapes.get(operator, "1440 bytes") in text
+def test_a_mistake_of_one_rank(operator: str) -> None:
+    """It says so, and none waits for ever."""
     with pytest.raises(errors.RankError, match=r"`b` is torch\.float32") as caught:
         pk.spawn(_one_wrong, 3, "sim", (operator,))
     assert "rank 0" in str(caught.value)

@@ -52,6 +52,10 @@ def test_nothing_to_do(operator: str, empty: str) -> None:
     p = Problem(operator, 3, 1, 4, 16, 24, bias="alike", activation="gelu", wanted=("a", "b", "bias"))
     run(dataclasses.replace(p, **{empty: 0}))
     run(dataclasses.replace(p, **{empty: 0}, wanted=(), scale_a="each", scale_b="each", out="new"))
+    run(dataclasses.replace(p, **{empty: 0}, options={"config": "library"}))
+    run(dataclasses.replace(p, **{empty: 0}, options={"config": "t64x16.d128.k2"}, wanted=("b",)))
+    if operator == "all_gather_matmul":
+        run(dataclasses.replace(p, **{empty: 0}, options={"save_gathered": False}))
 
 
 @pytest.mark.parametrize("operator", PARALLEL)

@@ -62,7 +62,8 @@ def any_order(rank: int, world: int) -> Any:
     refused = said(lambda: current(last))
     used = said(lambda: pk.empty((4,), torch.float32, group=groups[0]))
     pk.finalize()
-    return [sums, names, refused.split(":")[0][:6], used, [g.heap for g in [*groups, world_group]], len(retired._left)]
+    heaps = [group.heap for group in [*groups, world_group]]
+    return [sums, names, "has been destroyed" in refused, used, heaps, len(retired._left)]
 
 
 def one_destroys(rank: int, world: int) -> Any:
@@ -82,6 +83,27 @@ def one_destroys(rank: int, world: int) -> Any:
     text = said(lambda: group.barrier("a barrier"))
     pk.finalize()  # quiet: nothing is lost
     return [text, time.monotonic() - start < 20, group.closed]
+
+
+def destroyed(rank: int, world: int) -> Any:
+    """What ranks are told of a group that they have destroyed, then of the world, all of them the same."""
+    a, b = torch.zeros(16, 64).bfloat16(), torch.zeros(64, 16).bfloat16()
+    pair, store = dist.new_group([0, 1]), dist.distributed_c10d._get_default_store()
+    name, mine = pair.group_name, current(pair)
+    gather = pk.ops.all_gather_matmul
+    shapes = [list(gather(a, b, group=pair).shape), list(gather(a, b).shape)]
+    dist.destroy_process_group(pair)
+    told = [said(lambda group=group: gather(a, b, group=group)) for group in (pair, name)]
+    world_group = current()
+    dist.destroy_process_group()
+    left = (None, None, pair, name, mine, world_group)
+    told += [said(lambda group=group: gather(a, b, group=group)) for group in left]
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=world)
+    shapes.append(list(gather(a, b).shape))
+    dist.destroy_process_group()
+    told.append(said(pk.device))
+    pk.finalize()
+    return [shapes, told, current().world_size]
 
 
 class Numbers(torch.utils.data.Dataset[Any]):

@@ -33,6 +33,23 @@ def test_the_group_of_a_caller_without_one_is_looked_up_once_and_again_after_cha
     other.closed = third.closed = True  # nothing of this test is found by the next
 
 
+def test_a_world_that_is_gone_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left of a process group that was destroyed, as there is nothing where there was none."""
+
+    class World:
+        pass
+
+    worlds: list[World] = [World()]
+    monkeypatch.setenv("PK_BACKEND", "sim")
+    monkeypatch.setattr(groups, "_world", lambda: worlds[0] if worlds else None)
+    memo = groups._Memo()
+    group = memo.put(Group(0, 1, "sim"))
+    assert memo.get() is group
+    worlds.clear()
+    assert memo.get() is None
+    assert memo.put(group) is memo.get() is group, "without a world from the start"
+
+
 def test_another_device_is_another_group(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = [Group(0, 1, "cuda", device=index, driver=FakeDriver()) for index in (0, 1)]
     now = 0

@@ -44,7 +44,7 @@ def test_groups_are_destroyed_in_any_order() -> None:
         sums, places, refused, used, heaps, left = answer
         assert sums == [[3.0, 6.0], [3.0, 5.0, 6.0], [5.0, 6.0]][rank]
         assert places == [[0, 0], [1, 0]]
-        assert refused == "group="
+        assert refused is True
         assert used == closed.format([0, 1, 1][rank])
         assert heaps == [None] * len(heaps) and left == 0
 
@@ -54,6 +54,22 @@ def test_a_group_that_one_rank_has_destroyed() -> None:
     assert [answer for answer, _ in found] == [
         "", ["rank 0 has destroyed its process group, so a barrier cannot go on.", True, True], "",
     ], found  # fmt: skip
+
+
+def test_ranks_that_have_destroyed_their_groups() -> None:
+    for rank, (answer, err) in enumerate(job("destroyed", 2)):
+        assert answer is not None, err
+        shapes, told, alone = answer
+        assert shapes == [[32, 16]] * 3
+        gone = "the process group '{}' passed as group= has been destroyed (torch.distributed.destroy_process_group)."
+        world = (
+            f"torch.distributed, in which this process was rank {rank} of 2, has been destroyed "
+            "(destroy_process_group), so pk has no group for it."
+        )
+        sub = gone.format(told[0].split("'")[1])
+        mine = f"<pk group: rank {rank} of 2, sim> has destroyed its process group"
+        assert told == [sub, sub, world, world, sub, sub, mine, mine, world]
+        assert alone == 1, "pk.finalize() did not end the job that this process was in"
 
 
 def test_forked_children_are_no_ranks() -> None:

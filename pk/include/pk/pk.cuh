@@ -4,6 +4,7 @@
 
 #include "pk/comm/collective.cuh"
 #include "pk/comm/context.cuh"
+#include "pk/comm/copied.cuh"
 #include "pk/comm/elements.cuh"
 #include "pk/comm/lanes.cuh"
 #include "pk/comm/deferred.cuh"

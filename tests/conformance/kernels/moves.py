@@ -150,6 +150,39 @@ def pull_2d(x: pk.Parallel, out: pk.Global, R: pk.constexpr = 64, C: pk.constexp
 
 
 @pk.kernel
+def neighbour_sum(x: pk.Global, out: pk.Global, C: pk.constexpr = 64):
+    """out (rows, cols): x and the left neighbour's x.  The storer loads what came, so that the loader runs ahead."""
+    mine = pk.pipeline(2, x=pk.shared((64, C), x.dtype))
+    theirs = pk.pipeline(2, x=pk.shared((64, C), x.dtype))
+    sums = pk.pipeline(2, x=pk.shared((64, C), x.dtype))
+    me, right = pk.rank(), (pk.rank() + 1) % pk.world_size()
+    rows, cols = pk.cdiv(x.rows, 64), pk.cdiv(x.cols, C)
+    sent, came = pk.scratch((x.rows, x.cols), x.dtype), pk.signals(rows, cols)
+    for m, n in pk.tasks(rows, cols):
+        with pk.loader():
+            with mine.fill() as s:
+                pk.load_async(s.x, x, (m, n))
+        with pk.consumer():
+            with mine.drain() as s:
+                r = pk.load(s.x)
+            with sums.fill() as s:
+                pk.store(s.x, r)
+            with theirs.drain() as s:
+                r = r + pk.load(s.x)
+            with sums.fill() as s:
+                pk.store(s.x, r)
+        with pk.storer():
+            with sums.drain() as s:
+                pk.store_async(sent[right], s.x, (m, n))
+            pk.signal(came, (m, n), right)
+            pk.wait(came, (m, n), 1)
+            with theirs.fill() as s:
+                pk.load_async(s.x, sent[me], (m, n))
+            with sums.drain() as s:
+                pk.store_async(out, s.x, (m, n))
+
+
+@pk.kernel
 def pull_1d(x: pk.Parallel, out: pk.Global, C: pk.constexpr = 64):
     """out (n,): the right neighbour's x (n,)."""
     ring = pk.pipeline(2, x=pk.shared((C,), x.dtype))

@@ -3,11 +3,11 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 B_T=False ACTIVATION=none
+//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 B_T=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 3 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
-//   parts: loader -> consumer, 2 stages of 16384 bytes
+//   parts: storer -> consumer, 2 stages of 16384 bytes
 #include "pk/pk.cuh"
 
 using namespace pk;
@@ -27,16 +27,17 @@ struct config {
 // Places that may wait, numbered as in the table of the host (Source.sites).
 enum site : int {
     SITE_INPUTS_FILL = 0,       // loader: with inputs.fill() as s:
-    SITE_ARRIVED_WAIT = 1,      // loader: pk.wait(arrived, (m, n), W - 1)
-    SITE_PARTS_FILL = 2,        // loader: with parts.fill() as s:
-    SITE_INPUTS_DRAIN = 3,      // consumer: with inputs.drain() as s:
-    SITE_PARTS_DRAIN = 4,       // consumer: with parts.drain() as s:
-    SITE_OUTPUT_FILL = 5,       // consumer: with output.fill() as s:
+    SITE_INPUTS_DRAIN = 1,      // consumer: with inputs.drain() as s:
+    SITE_PARTS_DRAIN = 2,       // consumer: with parts.drain() as s:
+    SITE_OUTPUT_FILL = 3,       // consumer: with output.fill() as s:
+    SITE_ARRIVED_WAIT = 4,      // storer: pk.wait(arrived, (m, n), W - 1)
+    SITE_PARTS_FILL = 5,        // storer: with parts.fill() as s:
     SITE_OUTPUT_DRAIN = 6,      // storer: with output.drain() as s:
-    SITE_PART_STORE_ASYNC = 7,  // storer: pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-    SITE_ARRIVED_SIGNAL = 8,    // storer: pk.signal(arrived, (m, n), owner)
-    SITE_ENTRY = 9,             // launch: every rank has begun
-    SITE_EXIT = 10,             // launch: every rank has finished
+    SITE_OUTPUT_DRAIN_2 = 7,    // storer: with output.drain() as s:
+    SITE_PART_STORE_ASYNC = 8,  // storer: pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+    SITE_ARRIVED_SIGNAL = 9,    // storer: pk.signal(arrived, (m, n), owner)
+    SITE_ENTRY = 10,            // launch: every rank has begun
+    SITE_EXIT = 11,             // launch: every rank has finished
 };
 
 // ---------------------------------------------------------------------------------------------- parameters
@@ -106,25 +107,24 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
     prefetch(p.a_map);
     prefetch(p.b_map);
     cursor<3> inputs_at;
-    cursor<2> parts_at;
-    const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    const int world = p.ctx.world;
     // me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     const int me = p.ctx.rank;
+    const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
     // lag = pk.min(LAG, rows * cols)
     const int lag = min(80, rows * cols);
-    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
-    const int tasks = (rows * cols + lag) * world;
+    // for step, turn in pk.tasks(rows * cols + lag, W, group=1):
+    const int tasks = (rows * cols + lag) * W;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<1>(task, rows * cols + lag, world);
+        const auto at = coordinate<1>(task, rows * cols + lag, W);
         const int step = at[0];
-        const int owner_i = at[1];
-        const int owner = (me + owner_i + 1) % world;
-        role.visit(step, owner);
+        const int turn = at[1];
+        role.visit(step, turn);
+        // owner = owner_of(step, turn, STEPS, SHIFT)
+        const int owner = (me + turn + step / 66 + 1) % W;
         // t = step - lag if owner == me else step
         const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
@@ -137,11 +137,6 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
             // m, n = place(t, rows, cols, GROUP)
             const int m = group * 8 + floor_mod(i, height);
             const int n = floor_div(i, height);
-            // me, W = pk.rank(), pk.world_size()
-            const int me_1 = me;
-            const int W = world;
-            // last = owner == me
-            const bool last = owner == me_1;
             // for k in pk.range(pk.cdiv(K, BK)):
             for (int k = 0, k_stop = ceil_div(p.a_cols, 64); k < k_stop; ++k) {
                 // with inputs.fill() as s:
@@ -157,75 +152,9 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 }
                 shared.inputs_ring.publish_expected(inputs_at, role);
             }
-            // if last:
-            if (last) {
-                // pk.wait(arrived, (m, n), W - 1)
-                wait(role, arrived, arrived.index(m, n), W - 1, SITE_ARRIVED_WAIT);
-                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % world;
-                    {  // with parts.fill() as s:
-                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                        auto& s = shared.parts[parts_at.stage];
-                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        if (role.issues()) {
-                            expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256);
-                        }
-                        shared.parts_ring.publish_expected(parts_at, role);
-                    }
-                }
-                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % world;
-                    {  // with parts.fill() as s:
-                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                        auto& s = shared.parts[parts_at.stage];
-                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        if (role.issues()) {
-                            expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 64);
-                        }
-                        shared.parts_ring.publish_expected(parts_at, role);
-                    }
-                }
-                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % world;
-                    {  // with parts.fill() as s:
-                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                        auto& s = shared.parts[parts_at.stage];
-                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        if (role.issues()) {
-                            expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 128);
-                        }
-                        shared.parts_ring.publish_expected(parts_at, role);
-                    }
-                }
-                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = world - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % world;
-                    {  // with parts.fill() as s:
-                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL);
-                        auto& s = shared.parts[parts_at.stage];
-                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        if (role.issues()) {
-                            expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, n * (BN // P) + j))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, n * 256 + 192);
-                        }
-                        shared.parts_ring.publish_expected(parts_at, role);
-                    }
-                }
-            }
         }
     }
     shared.inputs_ring.finish_loads(inputs_at, shared.launch);
-    shared.parts_ring.finish_loads(parts_at, shared.launch);
 }
 
 // ------------------------------------------------------------------------------------------------ consumer
@@ -236,21 +165,22 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    const int world = p.ctx.world;
     // me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     const int me = p.ctx.rank;
+    const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
     // lag = pk.min(LAG, rows * cols)
     const int lag = min(80, rows * cols);
-    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
-    const int tasks = (rows * cols + lag) * world;
+    // for step, turn in pk.tasks(rows * cols + lag, W, group=1):
+    const int tasks = (rows * cols + lag) * W;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<1>(task, rows * cols + lag, world);
+        const auto at = coordinate<1>(task, rows * cols + lag, W);
         const int step = at[0];
-        const int owner_i = at[1];
-        const int owner = (me + owner_i + 1) % world;
-        role.visit(step, owner);
+        const int turn = at[1];
+        role.visit(step, turn);
+        // owner = owner_of(step, turn, STEPS, SHIFT)
+        const int owner = (me + turn + step / 66 + 1) % W;
         // t = step - lag if owner == me else step
         const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
@@ -279,7 +209,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             // if last:
             if (last) {
                 // for _ in pk.range(pk.world_size() - 1):
-                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                for (int i = 0, i_stop = W - 1; i < i_stop; ++i) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
@@ -301,7 +231,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             // if last:
             if (last) {
                 // for _ in pk.range(pk.world_size() - 1):
-                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                for (int i = 0, i_stop = W - 1; i < i_stop; ++i) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
@@ -323,7 +253,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             // if last:
             if (last) {
                 // for _ in pk.range(pk.world_size() - 1):
-                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                for (int i = 0, i_stop = W - 1; i < i_stop; ++i) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
@@ -345,7 +275,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             // if last:
             if (last) {
                 // for _ in pk.range(pk.world_size() - 1):
-                for (int i = 0, i_stop = world - 1; i < i_stop; ++i) {
+                for (int i = 0, i_stop = W - 1; i < i_stop; ++i) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
@@ -370,26 +300,28 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
 PK_DEVICE void storer(const params& p, shared_map& shared) {
     storer_role role(p.ctx, shared.launch);
     prefetch(p.c_map);
+    cursor<2> parts_at;
     cursor<2> output_at;
     const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
     signal_queue<1> deferred(shared.signal_slots);
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
-    const int world = p.ctx.world;
     // me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     const int me = p.ctx.rank;
+    const int W = p.ctx.world;
     const int rows = ceil_div(p.c_rows, 128);
     const int cols = ceil_div(p.c_cols, 256);
     // lag = pk.min(LAG, rows * cols)
     const int lag = min(80, rows * cols);
-    // for step, owner in pk.tasks(rows * cols + lag, pk.ranks_from(me + 1), group=1):
-    const int tasks = (rows * cols + lag) * world;
+    // for step, turn in pk.tasks(rows * cols + lag, W, group=1):
+    const int tasks = (rows * cols + lag) * W;
     for (; task < tasks; task += gridDim.x) {
-        const auto at = coordinate<1>(task, rows * cols + lag, world);
+        const auto at = coordinate<1>(task, rows * cols + lag, W);
         const int step = at[0];
-        const int owner_i = at[1];
-        const int owner = (me + owner_i + 1) % world;
-        role.visit(step, owner);
+        const int turn = at[1];
+        role.visit(step, turn);
+        // owner = owner_of(step, turn, STEPS, SHIFT)
+        const int owner = (me + turn + step / 66 + 1) % W;
         // t = step - lag if owner == me else step
         const int t = owner == me ? step - lag : step;
         // if t >= 0 and t < rows * cols:
@@ -404,30 +336,104 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
             const int n = floor_div(i, height);
             // me, W = pk.rank(), pk.world_size()
             const int me_1 = me;
+            const int W_1 = W;
             // last = owner == me
             const bool last = owner == me_1;
             // if last:
             if (last) {
+                // pk.wait(arrived, (m, n), W - 1)
+                deferred.flush(role);
+                wait(role, arrived, arrived.index(m, n), W_1 - 1, SITE_ARRIVED_WAIT);
+                // feed_piece(parts, part, m, n * (BN // P))
+                const int column = n * 4;
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, column))
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column * 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
+                }
+                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
+                const int column_1 = n * 4 + 1;
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, column))
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_1 * 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
+                }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
                     if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
-                {  // with output.drain() as s:
-                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
-                    auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
-                    shared.output_ring.release_after_store(output_at);
-                    deferred.committed(role);
+                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
+                const int column_2 = n * 4 + 2;
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    shared.output_ring.finish_stores(output_at);
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, column))
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_2 * 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
+                    shared.output_ring.release_after_store(output_at);
+                    deferred.committed(role);
+                }
+                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
+                const int column_3 = n * 4 + 3;
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    shared.output_ring.finish_stores(output_at);
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            // pk.load_async(s.c, part, (r, m, column))
+                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_3 * 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
+                }
+                {  // with output.drain() as s:
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    auto& s = shared.output[output_at.stage];
+                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
                     if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
@@ -435,14 +441,14 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
                     if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
             } else {
                 {  // with output.drain() as s:
-                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                     deferred.meet(role, SITE_PART_STORE_ASYNC);
@@ -451,7 +457,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
-                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                     if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 64);
@@ -459,7 +465,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
-                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                     if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 128);
@@ -467,7 +473,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
-                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
+                    shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
                     if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 192);
@@ -478,9 +484,10 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 deferred.signal(role, arrived, arrived.index(m, n), owner, 1, SITE_ARRIVED_SIGNAL);
             }
         }
+        shared.output_ring.finish_stores(output_at);
     }
-    shared.output_ring.finish_stores(output_at);
     deferred.flush(role);
+    shared.parts_ring.finish_loads(parts_at, shared.launch);
     store_wait<0>();
 }
 

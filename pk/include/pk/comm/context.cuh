@@ -87,13 +87,13 @@ static_assert(sizeof(record) == 128);
 
 /// A failed wait or assertion of one role, until the launch warp makes a record of it.
 struct failure {
-    u32 why;
+    u8 why;
+    u8 first;            // this rank's first: its abort word was still 0
+    u8 tile_entries;
     int site;
     int index;           // counter (flat, within its array), stage or rank
     s32 seen, needed;
     u32 peer, hash_theirs;
-    u32 first;           // this rank's first: its abort word was still 0
-    u32 tile_entries;
     s32 tile[4];
     u64 t_begin, t_end;
 };
@@ -105,7 +105,7 @@ struct launch_state {
     volatile u32 dead;  // a role of this block has given up, or the context was already aborted
     u32 failed;         // failures noted; each role notes at most one
     s32 found;          // what `fetch_add` of the role of several warps found
-    failure failures[6];
+    failure failures[7];  // of three teams, loader, storer, communicator and launch warp
 };
 static_assert(sizeof(launch_state) <= 512);
 

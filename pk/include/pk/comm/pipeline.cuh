@@ -50,6 +50,12 @@ struct pipeline {
         wait_phase(role, empty[at.stage], at.phase ^ 1, at.stage, site);
     }
 
+    /// The same by a storer whose signals wait for its stores: they leave before it blocks.
+    template <class Role, class Signals>
+    PK_DEVICE void wait_empty(cursor<STAGES>& at, Role& role, int site, Signals& signals) {
+        wait_phase(role, empty[at.stage], at.phase ^ 1, at.stage, site, signals);
+    }
+
     /// Loader leaves a stage: it is full when the loads issued into it have landed.
     PK_DEVICE void publish_loads(cursor<STAGES>& at) {
         if (elect_one()) mbarrier_arrive(full[at.stage]);
@@ -95,10 +101,7 @@ struct pipeline {
     /// The same by a storer whose signals wait for its stores: they leave before it blocks.
     template <class Role, class Signals>
     PK_DEVICE void wait_full(cursor<STAGES>& at, Role& role, int site, Signals& signals) {
-        role.log.comes(site, at.stage);
-        if (__all_sync(0xffffffffu, role.dead || mbarrier_try_wait(full[at.stage], at.phase))) return;
-        signals.flush(role);
-        wait_phase(role, full[at.stage], at.phase, at.stage, site);
+        wait_phase(role, full[at.stage], at.phase, at.stage, site, signals);
     }
 
     /// Leaves a stage that has been read: one arrival a warp.

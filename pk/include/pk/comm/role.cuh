@@ -63,8 +63,11 @@ struct role {
     }
     /// Waits for all threads of the role; true everywhere if `mine` is true in all.
     PK_DEVICE bool all(bool mine) const {
-        if constexpr (WARPS == 1) return __all_sync(0xffffffffu, mine);
-        else return named_barrier_all(BARRIER + team, threads, mine);
+        if constexpr (WARPS == 1) {
+            const bool everybody = __all_sync(0xffffffffu, mine);
+            __syncwarp();  // a vote alone orders no memory
+            return everybody;
+        } else return named_barrier_all(BARRIER + team, threads, mine);
     }
 
     /// Names the task that the role works on, for records.
@@ -143,6 +146,15 @@ PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int 
     const u32 since = role.log.comes(site, index);
     if (!role.dead && !mbarrier_try_wait(bar, parity)) wait_phase_on(role, bar, parity, index, site);
     role.log.passed(since);
+}
+
+/// The same by a storer whose signals wait for its stores: they leave before it blocks.
+template <class Role, class Signals>
+PK_DEVICE void wait_phase(Role& role, mbarrier& bar, u32 parity, int index, int site, Signals& signals) {
+    role.log.comes(site, index);
+    if (__all_sync(0xffffffffu, role.dead || mbarrier_try_wait(bar, parity))) return;
+    signals.flush(role);
+    wait_phase(role, bar, parity, index, site);
 }
 
 /// Every rank has begun this launch, so that its buffers and counters may be touched.  Stands before the first access of

@@ -72,8 +72,7 @@ template <class Role>
 PK_DEVICE bool stores_complete(Role& role) {
     if constexpr (Role::threads == 32) store_commit();  // those of a stage that is still held, too
     if (role.lanes_store) store_wait<0>();  // each for its own copies, before the barrier
-    if constexpr (Role::threads > 32) role.dead = !role.all(!role.dead);
-    else role.sync();
+    role.dead = !role.all(!role.dead);  // of every thread, before the leader releases them
     const bool signals = role.issues() && !role.launch.dead;
     if (signals) store_wait<0>();
     return signals;

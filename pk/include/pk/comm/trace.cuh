@@ -7,7 +7,7 @@
 
 namespace pk {
 
-inline constexpr int trace_logs = 8;  // of a block: loader 0, storer 1, launch 2, teams of several warps from 4 on
+inline constexpr int trace_logs = 8;  // of a block: loader 0, storer 1, launch 2, communicator 3, teams of several warps from 4 on
 
 #ifdef PK_TRACE
 

@@ -105,6 +105,10 @@ PK_DEVICE void reduce_cols(linear_tile<T, 1, C, WARPS, SHARE>& part, const Role&
     reduce_warps<Op, WARPS / SHARE, SHARE>(part, role, exchanged, role.place() % SHARE);
 }
 
+/// The same where one set holds all rows, as in a role of one warp.
+template <class Op, class T, int C, int WARPS, class Role>
+PK_DEVICE void reduce_cols(linear_tile<T, 1, C, WARPS, WARPS>&, const Role&) {}
+
 /// The same of a single column, whose sum no lane shares.
 template <class Op, class T, class Role, class Exchange>
 PK_DEVICE void reduce_cols(register_tile<T, 1, 1>& part, const Role& role, Exchange& exchanged) {
