@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,27 +112,36 @@ def _gather(owner: Group, tracer: Tracer) -> tuple[list[Launch], int]:
 
 
 def merged(told: list[tuple[str, list[tuple[str, list[Row]]]]]) -> list[Launch]:
-    """One list from every rank's (GPU, launches), the n-th of one being the n-th of all, on rank 0's clock.
+    """One list from every rank's (GPU, launches) on rank 0's clock; a kernel's n-th launch is its n-th on all ranks.
 
     The waits for the last rank to begin end on all ranks within the time of one signal: that is where clocks meet.
     """
-    shifts = [_shift(told[0], other) for other in told]
-    launches = []
-    for number in range(min(len(own) for _, own in told)):
-        launch = Launch(told[0][1][number][0], number)
-        for (_, own), shift in zip(told, shifts, strict=True):
-            launch.rows += [_moved(row, shift) for row in own[number][1]]
+    found = [_by_kernel(own) for _, own in told]
+    shifts = [0.0 if gpu == told[0][0] else _shift(found[0], own) for (gpu, _), own in zip(told, found, strict=True)]
+    launches: list[Launch] = []
+    for key in dict.fromkeys(key for own in found for key in own):
+        launch = Launch(key[0], len(launches))
+        for own, shift in zip(found, shifts, strict=True):
+            launch.rows += [_moved(row, shift) for row in own.get(key, ())]
         origin = min((row.begin for row in launch.rows), default=0.0)
         launch.rows = [_moved(row, -origin) for row in launch.rows]
         launches.append(launch)
     return launches
 
 
-def _shift(first: tuple[str, list[tuple[str, list[Row]]]], other: tuple[str, list[tuple[str, list[Row]]]]) -> float:
+def _by_kernel(launches: list[tuple[str, list[Row]]]) -> dict[tuple[str, int], list[Row]]:
+    """Rows by kernel and which of its launches, in order: ranks may differ in kernels that meet no other rank."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    count: Counter[str] = Counter()
+    for kernel, rows in launches:
+        found[kernel, count[kernel]] = rows
+        count[kernel] += 1
+    return found
+
+
+def _shift(first: dict[tuple[str, int], list[Row]], other: dict[tuple[str, int], list[Row]]) -> float:
     """Nanoseconds to add to the times of ``other``."""
-    if first[0] == other[0]:
-        return 0.0
-    pairs = [(_begun(a), _begun(b)) for (_, a), (_, b) in zip(first[1], other[1], strict=False)]
+    pairs = [(_begun(first[key]), _begun(other[key])) for key in first.keys() & other.keys()]
     found = [a - b for a, b in pairs if a is not None and b is not None]
     return median(found) if found else 0.0
 

@@ -172,6 +172,12 @@ def test_clocks_of_two_gpus_meet_where_the_ranks_begin() -> None:
     assert [r.begin for r in same[0].rows if r.block == 0] == [0, 124356]  # one clock: nothing to align
 
 
+def test_ranks_may_differ_in_what_meets_no_other() -> None:
+    mine, other = [row(0, 0, 5)], [row(1, 0, 7)]
+    merged = tracing.merged([("a", [("k", mine)]), ("a", [("local", other), ("k", other)])])
+    assert [(launch.kernel, [r.rank for r in launch.rows]) for launch in merged] == [("k", [0, 1]), ("local", [1])]
+
+
 def example() -> Timeline:
     rows = [
         row(0, 0, 1000, span(FILL, 0, 600, 500), span(WAIT, 600, 1000, 300), tasks=((10.0, (1, 2)), (600.0, (1, 3)))),
