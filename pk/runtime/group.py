@@ -77,19 +77,24 @@ def current(group: Any = None) -> Group:
         if mine is not None:
             return mine
     _refuse_inherited()
-    distributed = sys.modules.get("torch.distributed")
-    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    distributed, ready = _torch_distributed()
     if group is not None:
         if not ready:
             _refuse_strange(distributed, group)
         return _of(distributed, group)
-    if ready and distributed is not None:
+    if ready:
         return _memo.put(_of(distributed, distributed.group.WORLD))
     _refuse_helper()
     _refuse_destroyed()
     _refuse_uninitialised()
     retired.sweep()  # process groups that were there have been destroyed
     return _memo.put(_alone())
+
+
+def _torch_distributed() -> tuple[Any, bool]:
+    """``torch.distributed``, None if nothing imported it; and whether it is initialised."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed, distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def alone(group: Any = None) -> Group:
@@ -110,15 +115,14 @@ def alone(group: Any = None) -> Group:
         if mine is not None:
             return mine
     _refuse_inherited()
-    distributed = sys.modules.get("torch.distributed")
-    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    distributed, ready = _torch_distributed()
     if group is not None:
         if not ready:
             _refuse_strange(distributed, group)
         _place_in(distributed, group)
     else:
         _refuse_helper()
-        group = distributed.group.WORLD if ready and distributed is not None else None
+        group = distributed.group.WORLD if ready else None
     known = _known(group)
     if known is not None:
         return known.alone()
