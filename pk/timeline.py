@@ -27,9 +27,9 @@ class Span:
     """
 
     site: Site
-    begin: float
-    end: float
-    waited: float
+    begin: int
+    end: int
+    waited: int
     task: tuple[int, ...] = ()
     index: int = 0
 
@@ -41,14 +41,14 @@ class Row:
     rank: int
     block: int
     role: str
-    begin: float
-    end: float
+    begin: int
+    end: int
     spans: tuple[Span, ...]
-    tasks: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    tasks: tuple[tuple[int, tuple[int, ...]], ...] = ()
     lost: int = 0
 
     @property
-    def waited(self) -> float:
+    def waited(self) -> int:
         """Nanoseconds spent waiting."""
         return sum(s.waited for s in self.spans)
 
@@ -62,9 +62,9 @@ class Launch:
     rows: list[Row] = field(default_factory=list)
 
     @property
-    def nanoseconds(self) -> float:
+    def nanoseconds(self) -> int:
         """From the first row's begin to the last one's end."""
-        return max((r.end for r in self.rows), default=0.0) - min((r.begin for r in self.rows), default=0.0)
+        return max((r.end for r in self.rows), default=0) - min((r.begin for r in self.rows), default=0)
 
     def roles(self, rank: int) -> dict[str, list[Row]]:
         """The rows of ``rank`` by role; the launch warp's, which waits for the others, last."""

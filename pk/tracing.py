@@ -117,13 +117,13 @@ def merged(told: list[tuple[str, list[tuple[str, list[Row]]]]]) -> list[Launch]:
     The waits for the last rank to begin end on all ranks within the time of one signal: that is where clocks meet.
     """
     found = [_by_kernel(own) for _, own in told]
-    shifts = [0.0 if gpu == told[0][0] else _shift(found[0], own) for (gpu, _), own in zip(told, found, strict=True)]
+    shifts = [0 if gpu == told[0][0] else _shift(found[0], own) for (gpu, _), own in zip(told, found, strict=True)]
     launches: list[Launch] = []
     for key in dict.fromkeys(key for own in found for key in own):
         launch = Launch(key[0], len(launches))
         for own, shift in zip(found, shifts, strict=True):
             launch.rows += [_moved(row, shift) for row in own.get(key, ())]
-        origin = min((row.begin for row in launch.rows), default=0.0)
+        origin = min((row.begin for row in launch.rows), default=0)
         launch.rows = [_moved(row, -origin) for row in launch.rows]
         launches.append(launch)
     return launches
@@ -139,20 +139,20 @@ def _by_kernel(launches: list[tuple[str, list[Row]]]) -> dict[tuple[str, int], l
     return found
 
 
-def _shift(first: dict[tuple[str, int], list[Row]], other: dict[tuple[str, int], list[Row]]) -> float:
+def _shift(first: dict[tuple[str, int], list[Row]], other: dict[tuple[str, int], list[Row]]) -> int:
     """Nanoseconds to add to the times of ``other``."""
     pairs = [(_begun(first[key]), _begun(other[key])) for key in first.keys() & other.keys()]
     found = [a - b for a, b in pairs if a is not None and b is not None]
-    return median(found) if found else 0.0
+    return int(median(found)) if found else 0
 
 
-def _begun(rows: list[Row]) -> float | None:
+def _begun(rows: list[Row]) -> int | None:
     """When the first block of a rank knew that every rank had begun."""
     ends = [s.begin + s.waited for r in rows for s in r.spans if s.site.role == "launch" and s.site.op == "entry"]
     return min(ends, default=None)
 
 
-def _moved(row: Row, by: float) -> Row:
+def _moved(row: Row, by: int) -> Row:
     return replace(
         row,
         begin=row.begin + by,

@@ -90,7 +90,7 @@ def row(log: Any, sites: tuple[Site, ...], rank: int, block: int, place: int, lo
     times = _nanoseconds(log)
     scale = _scale(log)
     spans: list[Span] = []
-    tasks: list[tuple[float, tuple[int, ...]]] = []
+    tasks: list[tuple[int, tuple[int, ...]]] = []
     task: tuple[int, ...] = ()
     for i, kind in enumerate(kinds[:-1]):
         note = log[i]
@@ -98,7 +98,7 @@ def row(log: Any, sites: tuple[Site, ...], rank: int, block: int, place: int, lo
             task = _coordinates(note, int(numbers[i]))
             tasks.append((times[i], task))
         elif kind != _STAMP:
-            waited = float(note["waited"]) * scale
+            waited = _down(float(note["waited"]) * scale)
             spans.append(Span(sites[numbers[i]], times[i], times[i + 1], waited, task, int(note["value"])))
     role = next((s.site.role for s in spans if s.site.role != "launch"), "")
     return Row(rank, block, role or _role(place), times[0], times[-1], tuple(spans), tuple(tasks), lost)
@@ -123,10 +123,16 @@ def _scale(log: Any) -> float:
     return (_stamp(log[-1]) - _stamp(log[0])) / cycles if cycles else 0.0
 
 
-def _nanoseconds(log: Any) -> list[float]:
+def _nanoseconds(log: Any) -> list[int]:
     """The time of each note on the GPU's global timer.  A launch is shorter than the 2^32 cycles of a clock's turn."""
     cycles = (log["begin"] - log["begin"][0]).astype(np.float64)  # unsigned: right across the turn
-    return [float(t) for t in _stamp(log[0]) + cycles * _scale(log)]
+    first = _stamp(log[0])  # since 1970: a float64 would round it to 256 ns
+    return [first + _down(t) for t in cycles * _scale(log)]
+
+
+def _down(nanoseconds: float) -> int:
+    """Rounded down, so that no wait is longer than its span; not to the number below by an error of the arithmetic."""
+    return int(nanoseconds + 1e-3)
 
 
 def tracing(

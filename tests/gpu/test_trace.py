@@ -45,7 +45,7 @@ def test_every_role_of_every_block_is_there_and_adds_up(world: int, tmp_path: Pa
                 assert len(rows) == blocks, role
                 for row in rows:
                     assert row.lost == 0 and 0 <= row.waited <= row.end - row.begin
-                    assert all(s.begin <= s.end and s.waited <= s.end - s.begin + 100 for s in row.spans)
+                    assert [s for s in row.spans if not 0 <= s.waited <= s.end - s.begin] == []
             for role in ("loader", "consumer", "storer"):
                 done = Counter(task for row in roles[role] for _, task in row.tasks)
                 assert done and set(done.values()) == {1}, role
