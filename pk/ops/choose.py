@@ -210,22 +210,23 @@ def candidates(case: Case, known: Facts) -> list[Candidate]:
         Choice(tile, comm)
         for tile in estimate.fitting(case, fused.tiles(case.operator))
         for comm in estimate.comm_counts(case.operator, case.world, case.sms)
+        if comm or case.operator != "all_gather_matmul" or not fused.crowded(tile)
     ]
     few = fused.few_tiles(case.operator, case.world, case.problem(case.sms))
     ways += [Choice(tile, 0) for tile in sorted(few, key=lambda c: estimate.fused_us(case, c, 0))[:FEW_WAYS]]
     ways += [] if known.no_library else [Choice(None)]
     found = [Candidate(way, cost(case, way), *measured.get(way.name, (None, ""))) for way in ways]
-    return sorted(found, key=lambda c: _order(c, case.operator))
+    return sorted(found, key=_order)
 
 
 def warps(operator: str, way: Choice) -> bool:
-    """Whether warps beside the roles communicate: a way that is not taken by its estimate alone."""
+    """Whether warps beside the roles communicate."""
     return operator == "all_gather_matmul" and way.tile is not None and not way.tile.swap and not way.comm_sms
 
 
-def _order(c: Candidate, operator: str) -> tuple[bool, bool, bool, float]:
+def _order(c: Candidate) -> tuple[bool, bool, float]:
     guess = c.measured is None
-    return bool(c.failed), guess, guess and warps(operator, c.choice), c.estimate if c.measured is None else c.measured
+    return bool(c.failed), guess, c.estimate if c.measured is None else c.measured
 
 
 def cost(case: Case, way: Choice) -> float:

@@ -24,6 +24,11 @@ LINK_OF_SM = 43.0  # the same, that one SM moves in full messages
 FULL_ROWS = 128  # of a full message, 32 KiB
 HOP_US = 1.3  # of a signal to a peer
 MEET_US = 4 * HOP_US  # of a launch that waits for its peers to begin, and for them to be done with its memory
+HELD = {"all_gather_matmul": 0.15, "matmul_reduce_scatter": 0.22, "matmul_all_reduce": 0.3}
+"""Of the time that the link needs, what it takes from the product: the clock falls, and memory has more to do.  Sums
+that go by pieces of 32 columns cost 3 times as much: 64 bytes of a row at a time, and the storer has twice as many.
+"""
+HELD_BY_SMS = 0.04  # where SMs of their own move the rows
 PASS_US = 3.0  # of a small kernel beside the bytes that it moves
 NCCL: dict[str, tuple[float, float]] = {
     "all_gather_matmul": (25.0, 255.0), "matmul_reduce_scatter": (25.0, 205.0), "matmul_all_reduce": (25.0, 242.0),
@@ -124,10 +129,11 @@ def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
         last = product / (case.world * max(1, case.block // tile.rows))  # what is left when the last rows are there
         late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
         link = link_us(case, comm_sms, min(case.block, tile.rows)) if comm_sms else link_us(case, case.sms)
-        return late * (_longer(product, link + HOP_US + last) + MEET_US)
-    product = _tiled_us(case, tile, case.sms)
-    parts = case.link_bytes / 1e3 / DRAM  # written by peers, read by the owner
-    total = _longer(product, link_us(case, case.sms) + HOP_US) + parts + MEET_US
+        held = (HELD_BY_SMS if comm_sms else HELD[case.operator]) * link_us(case, case.sms)
+        return late * (_longer(product, link + HOP_US + last) + held + MEET_US)
+    product, link = _tiled_us(case, tile, case.sms), link_us(case, case.sms)
+    held = HELD[case.operator] * (64 / min(64, tile.piece)) ** 1.5
+    total = _longer(product, link + HOP_US) + held * link + MEET_US
     if case.operator == "matmul_all_reduce":
         total += 2 * HOP_US  # the finished tile's way, and its copy by a communicator warp
     return total

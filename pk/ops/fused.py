@@ -33,10 +33,12 @@ for _kernel in (
     few_rows.few_all_gather_matmul, few_rows.few_matmul_reduce,
 ):  # fmt: skip
     _kernel.alike = True
-COMM_SMS = 8  # fill an NVLink of H200s (348 of 358 GB/s)
+COMM_SMS = 0  # a warp of every SM: SMs of their own cost many problems a wave of tiles
 FEW_BYTES = 4 << 20  # take the link as long as reading b twice takes, or so
 LAG_WAVES = 200  # percent of a wave of tiles by which own ones follow those of others: their partial sums have come
+PARTS = 3  # pieces of partial sums under way: a fourth would leave the result one, or the product two stages
 COPIED = 4096  # bytes of a piece that a communicator warp copies
+FLUSHED = 300  # bytes a nanosecond that communicator warps push, which wait for their stores at every signal
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
 
 
@@ -84,8 +86,8 @@ class Request:
 
 
 def tiles(operator: str) -> tuple[str, ...]:
-    """Configurations of ``operator``: sums leave no registers for an accumulator of 192."""
-    return tuple(name for name in TILES if name != "p128x192" or operator == "all_gather_matmul")
+    """Configurations of ``operator``: for sums none with 192 columns to a warpgroup, see ``estimate.HELD``."""
+    return tuple(name for name in TILES if operator == "all_gather_matmul" or not crowded(CONFIGS[name]))
 
 
 def choose_tile(request: Request, comm_sms: int) -> Config:
@@ -142,21 +144,30 @@ def _all_gather(
         scale = _gather_scales(q, dense.vector("scale_a", scale, rows))
     parallel_kernels.all_gather_matmul(
         x=a, c=out.view(q.world, rows, q.b.shape[1]), whole=whole, **_operands(q, (q.world, rows, 1), scale),
-        **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), **_pushing(tile, comm_sms),
+        **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), **_pushing(q, tile, comm_sms),
         group=q.group,
     )  # fmt: skip
     return out, None if whole is None else whole.view(q.world * rows, k).clone()
 
 
-def _pushing(tile: Config, comm_sms: int) -> dict[str, Any]:
-    """Constants of communicator warps: 32 KiB of 128 rows a signal, and of fewer rows as much.
+def crowded(tile: Config) -> bool:
+    """Whether a warpgroup has so much of the tile that communicator warps have registers for 8 rows at a time: too few
+    for an NVLink.
+    """
+    return tile.pingpong and tile.rows * tile.cols > 128 * 160
 
-    A warpgroup that has a whole tile of 192 columns leaves them registers for 8 rows at a time.
+
+def _pushing(q: Request, tile: Config, comm_sms: int) -> dict[str, Any]:
+    """Constants of communicator warps: 32 KiB of 128 rows a signal, and of fewer rows as much; four times that where
+    the rows would else come behind the last wave of tiles, which needs all of them.
     """
     if comm_sms:
         return {}
-    wide = tile.pingpong and tile.rows * tile.cols > 128 * 160
-    return {"CHUNKS": max(1, 128 // tile.rows), "PUSH": 8 if wide else 16}
+    p, chunks = q.computed, max(1, 128 // tile.rows)
+    waves = -(-(-(-p.m // tile.rows) * -(-p.n // tile.cols)) // p.sms)
+    coming = (q.world - 1) * q.a.numel() * q.a.element_size() / 1e3 / FLUSHED
+    late = coming > model.microseconds(tile, p) * (waves - 1) / waves
+    return {"CHUNKS": 4 * chunks if late else chunks, "PUSH": 8 if crowded(tile) else 16}
 
 
 def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
@@ -269,11 +280,11 @@ def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> di
 
 
 def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
-    """Constants of the kernels that add partial sums: two pieces of them, and as many of the result, are under way."""
-    found = _constants(q, dataclasses.replace(tile, outs=4), a, c)
+    """Constants of the kernels that add partial sums: PARTS pieces of them, and two of the result, are under way."""
+    found = _constants(q, dataclasses.replace(tile, outs=2 + PARTS), a, c)
     blocks = q.group.sms or model.SMS
-    lag = -(-LAG_WAVES * blocks // (100 * q.world))
-    return found | {"OUTS": 2, "LAG": lag} | owner_turns(blocks, q.world)
+    lag, ahead = -(-LAG_WAVES * blocks // (100 * q.world)), -(-PARTS // max(1, q.world - 1))
+    return found | {"OUTS": 2, "PARTS": PARTS, "AHEAD": ahead, "LAG": lag} | owner_turns(blocks, q.world)
 
 
 def owner_turns(blocks: int, world: int) -> dict[str, int]:

@@ -51,8 +51,8 @@ def _wrapped(enter: Callable[[Any], None]) -> Callable[[Any], None]:
             raise BackendError(
                 f'torch.cuda.graph on {who}, which are threads of one process: in its capture mode, "global", one '
                 "rank's capture forbids the others to allocate, to synchronise and to begin theirs.\n"
-                '  Write torch.cuda.graph(graph, capture_error_mode="thread_local") on every rank, all of them idle '
-                "when the first begins; or give each rank a process."
+                '  Write graph.capture_begin(capture_error_mode="thread_local") and graph.capture_end() on every rank, '
+                "all of them idle when the first begins; or give each rank a process."
             )
         enter(graph)
 

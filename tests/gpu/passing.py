@@ -101,3 +101,21 @@ def settle(what: str) -> None:
     """All ranks are here and their streams are idle."""
     torch.cuda.current_stream().synchronize()
     current().barrier(what, 60)
+
+
+def record(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """``work`` as a graph.  Ranks that are threads must all be idle before one begins, and share no capture mode;
+    ``torch.cuda.graph`` synchronises the GPU first, which ends a capture that another has begun.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
+    side = torch.cuda.Stream() if stream.cuda_stream == 0 else stream
+    settle("ready to capture")
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+    settle("captured")
+    return graph

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
 import pk
 from pk import errors
-from tests.gpu.passing import Passing, pass_on, settle
+from tests.gpu.passing import Passing, pass_on, record, settle
 
 pytestmark = pytest.mark.gpu(1)
 CHUNK = 50  # replays between two synchronisations: bounds what a rank may be ahead of another
-
-
-def record(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """``work`` as a graph.  Ranks that are threads must all be idle before one begins, and share no capture mode."""
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
-    side = torch.cuda.Stream() if stream.cuda_stream == 0 else stream
-    settle("ready to capture")
-    with torch.cuda.stream(side):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    settle("captured")
-    return graph
 
 
 def replays(rank: int, world: int, total: int, limit_s: float) -> int:
