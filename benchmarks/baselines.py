@@ -20,8 +20,8 @@ PLAIN = "c128x256"  # a configuration that the fused kernels have too
 
 @dataclass
 class Contender:
-    """``kind``: "pk", "rival", "gemm" or "comm".  ``whole``: the call makes the operator's result, which it returns or
-    writes to ``Operands.out``.
+    """``kind``: "pk", "rival", "gemm", "comm" or "part".  ``whole``: the call makes the operator's result, which it
+    returns or writes to ``Operands.out``.
     """
 
     name: str

@@ -13,6 +13,7 @@ to the same products on as many SMs of a rank, at the same time, without communi
     python benchmarks/tensor_parallel.py --check 50                       # correctness: random problems, float64
     python benchmarks/tensor_parallel.py --soak 20000                     # mixed shapes, device memory watched
     python benchmarks/tensor_parallel.py --trace --rows 2 --tiles c128x256 --out results   # where the time goes
+    python benchmarks/tensor_parallel.py --parts --kinds large --tiles c128x256            # what each part costs
     PK_BACKEND=sim python benchmarks/tensor_parallel.py --ranks 2         # a rehearsal without GPUs
 """
 
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ for _name, _value in (
 import baselines  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import what_if  # noqa: E402
 from baselines import Contender  # noqa: E402
 from report import facts, write  # noqa: E402
 from team import Processes, Team, Threads  # noqa: E402
@@ -62,7 +65,9 @@ TOLERANCE = 6e-3  # two roundings to bfloat16 are 2.4e-3
 class Bench:
     """One problem: contenders, their errors and times."""
 
-    def __init__(self, team: Team, p: Problem, tiles: list[tuple[str, int]], default: bool) -> None:
+    def __init__(
+        self, team: Team, p: Problem, tiles: list[tuple[str, int]], default: bool, parts: bool = False
+    ) -> None:
         self.team, self.p = team, p
         self.o = o = Operands(p, team)
         self.want = o.reference(torch.float32)
@@ -80,6 +85,8 @@ class Bench:
             found.append(Contender(name, "pk", lambda t=tile, c=comm: o.call(t, c), True))  # type: ignore[misc]
         if p.kind == "large":
             found += baselines.moving(o, sorted({comm for _, comm in tiles}))
+        if parts:
+            found += what_if.contenders(o)
         if default:
             found.append(Contender("pk default", "pk", lambda: o.call(None), True))
         self.tiles = {f"{t}/{c}" if p.operator == AG else t: (t, c) for t, c in tiles}
@@ -215,7 +222,7 @@ def measure(team: Team, args: argparse.Namespace) -> int:
         weights = [1.0 if q.kind == "large" else 0.5 for q in work[i:]]
         share = (left - 1) * weights[0] / sum(weights)
         began = time.time()
-        bench = Bench(team, p, tiles_for(p, args, team.world), p.kind != "graph" and not args.no_default)
+        bench = Bench(team, p, tiles_for(p, args, team.world), p.kind != "graph" and not args.no_default, args.parts)
         bench.run(share - (time.time() - began), args.rounds)
         rows.append(bench.row())
         team.say(lines(rows[-1]))
@@ -395,6 +402,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--check", type=int, default=0, metavar="N", help="N random problems of each operator")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="N calls of mixed shapes, memory watched")
     parser.add_argument("--table", action="store_true", help="after --check or --soak, the table too")
+    parser.add_argument("--parts", action="store_true", help="also the kernels with parts taken out: see what_if.py")
     parser.add_argument("--trace", action="store_true", help="trace the table's calls and show what they wait for")
     parser.add_argument(
         "--threads",
@@ -447,7 +455,14 @@ def precompile(world: int, args: argparse.Namespace) -> None:
         work += [(p, [(tile, comm)]) for p, tile, comm in random_problems(args, args.check, world, 4000)]
     if args.soak:
         work += [(p, [(tile, comm)]) for p, tile, comm in random_problems(args, 16, world, 1536)]
-    compile_all(work, world, SMS // world if args.threads else SMS)
+    more = []
+    if args.parts and not args.threads:
+        more = [
+            (what, partial(what_if.compile_part, p.operator, what, build))
+            for p in table_problems(args, world)
+            for what, build in what_if.compiled(p, world)
+        ]
+    compile_all(work, world, SMS // world if args.threads else SMS, more)
 
 
 def supervise(ranks: list[Any]) -> int:

@@ -11,10 +11,11 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -273,8 +274,11 @@ def compile_one(build: Build) -> str:
     return f"{name}: {resources}" if resources.spill_bytes or resources.local_bytes else ""
 
 
-def compile_all(work: list[tuple[Problem, list[tuple[str, int]]]], world: int, sms: int = model.SMS) -> None:
-    """Fill the disk cache, in parallel; what cannot be compiled here is left to the ranks."""
+def compile_all(
+    work: list[tuple[Problem, list[tuple[str, int]]]], world: int, sms: int = model.SMS,
+    more: Iterable[tuple[str, Callable[[], str]]] = (),
+) -> None:  # fmt: skip
+    """Fill the disk cache, in parallel; what cannot be compiled here is left to the ranks.  ``more``: names, jobs."""
     wanted: dict[str, Build] = {}
     for p, tiles in work:
         try:
@@ -282,12 +286,13 @@ def compile_all(work: list[tuple[Problem, list[tuple[str, int]]]], world: int, s
         except pk.PkError as error:
             print(f"!! {p} with {tiles}: {error}", flush=True)
     began = time.time()
+    todo = [*((b[0], partial(compile_one, b)) for b in wanted.values()), *more]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max(1, min(len(wanted), 32, os.cpu_count() or 1)), mp_context=context) as pool:
-        for name, job in [(b[0], pool.submit(compile_one, b)) for b in wanted.values()]:
+    with ProcessPoolExecutor(max(1, min(len(todo), 32, os.cpu_count() or 1)), mp_context=context) as pool:
+        for name, job in [(name, pool.submit(one)) for name, one in todo]:
             try:
                 if job.result():
                     print(f"!! {job.result()}", flush=True)
             except Exception as error:  # noqa: BLE001  the ranks meet it again, with their own report
                 print(f"!! {name} does not compile: {type(error).__name__}: {error}", flush=True)
-    print(f"compiled {len(wanted)} kernels in {time.time() - began:.0f} s", flush=True)
+    print(f"compiled {len(todo)} kernels in {time.time() - began:.0f} s", flush=True)

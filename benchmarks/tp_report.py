@@ -13,7 +13,7 @@ from tp_problems import LINK_GB_S, Problem
 
 from pk.ops import fused
 
-KINDS = ("pk", "rival", "gemm", "comm")  # of contenders
+KINDS = ("pk", "rival", "gemm", "comm", "part")  # of contenders
 Row = dict[str, Any]
 
 
@@ -44,6 +44,7 @@ def lines(row: Row) -> str:
         [
             "; ".join(said),
             "   parts:  " + "  ".join(one(n) for n in parts),
+            *(["   without: " + "  ".join(one(n) for n in named["part"])] if named["part"] else []),
             "   rivals: " + "  ".join(one(n) for n in rivals),
             "   pk:     " + "  ".join(one(n) for n in ours)
             + f"; host {host:.0f} us",

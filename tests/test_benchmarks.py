@@ -62,3 +62,18 @@ def test_wrong_results_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for unwritten, right, off in pk.spawn(rank, 2, "sim"):
         assert unwritten == math.inf
         assert right < 5e-3 < off
+
+
+def test_parts_can_still_be_taken_out_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import tp_problems
+    import what_if
+
+    for operator, parts in what_if.TAKEN_OUT.items():
+        compiled = what_if.compiled(tp_problems.Problem(operator, 8192, 4096, 8192), 2)
+        assert [what for what, _ in compiled] == list(parts)
+        for what, (name, arguments) in compiled:
+            assert getattr(what_if.module(operator, what), name).specialise(**arguments).ir
+    monkeypatch.setitem(what_if.TAKEN_OUT[tp_problems.AG], "x", [("gone", "")])
+    with pytest.raises(ValueError, match="the kernels have no 'gone' any more"):
+        what_if.module(tp_problems.AG, "x")

@@ -1,0 +1,109 @@
+"""What the parts of a fused kernel cost: the same kernel with parts taken out, for ``tensor_parallel.py --parts``.
+
+The kernels are edited as text, so that what remains is the code that runs otherwise.  Their results are wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from baselines import PLAIN, Contender
+from tp_problems import AG, AR, RS, Build, Operands, Problem, builds
+
+from pk.ops import fused, parallel_kernels
+from pk.ops.model import CONFIGS
+from pk.runtime.group import current
+
+Edits = list[tuple[str, str]]
+
+_OWN_ROWS = (
+    "pk.wait(ready, (owner, m), parts)\n                feed_rows(inputs, full[me], (owner, m), b",
+    "feed_rows(inputs, x, (m,), b",
+)
+_SENDS = ("pk.tasks(rows * pk.min(peers, 1), parts, group=1)", "pk.tasks(rows * 0, parts, group=1)")
+_LINK = ("pk.load_async(s.c, part[r], (*row, column))", "pk.load_async(s.c, part[pk.rank()], (*row, column))")
+_SUMS: Edits = [
+    ("put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)", "put_rows(output, c, (m,), n, BN, P)"),
+    ("        finish_rows(output, acc, parts, vectors", "        finish_rows(output, acc, None, vectors"),
+]
+_WAITS = ("            pk.wait(arrived, (m, n), W - 1)\n", "")
+
+TAKEN_OUT: dict[str, dict[str, Edits]] = {
+    AG: {"sent, not waited for": [_OWN_ROWS], "nothing sent": [_SENDS, _OWN_ROWS]},
+    RS: {"sums not over the link": [_LINK], "no sums": _SUMS, "no sums, no waits": [*_SUMS, _WAITS]},
+    AR: {"sums not over the link": [_LINK]},
+}
+"""By operator: what is taken out, and how."""
+
+
+def module(operator: str, what: str) -> ModuleType:
+    """The module of kernels with that taken out."""
+    text = Path(parallel_kernels.__file__).read_text(encoding="utf-8")
+    for old, new in TAKEN_OUT[operator][what]:
+        if old not in text:
+            raise ValueError(f"{what!r} of {operator}: the kernels have no {old!r} any more")
+        text = text.replace(old, new)
+    name = f"pk_what_if_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = Path(tempfile.gettempdir()) / f"pk-what-if-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{name}.py"
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(text, encoding="utf-8")
+    whole.replace(path)  # other ranks write the same
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    for kernel in (found.all_gather_matmul, found.matmul_reduce_scatter_ordered, found.matmul_all_reduce_ordered):
+        kernel.alike = True
+    return found
+
+
+@contextmanager
+def using(kernels: ModuleType) -> Iterator[None]:
+    """Inside, the operators launch ``kernels``."""
+    kept = fused.parallel_kernels
+    fused.parallel_kernels = kernels  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        fused.parallel_kernels = kept
+
+
+def contenders(o: Operands) -> list[Contender]:
+    """What to time beside the operator itself, in the configuration PLAIN."""
+    q = fused.Request(o.p.operator, current(), o.a, o.b, o.out_dtype)
+    found = []
+    for what in TAKEN_OUT[o.p.operator]:
+        kernels = module(o.p.operator, what)
+
+        def call(kernels: ModuleType = kernels) -> torch.Tensor:
+            with using(kernels):
+                return fused.run(q, o.out, CONFIGS[PLAIN], 0)[0]
+
+        found.append(Contender(what, "part", call))
+    return found
+
+
+def compiled(p: Problem, world: int) -> list[tuple[str, Build]]:
+    """What has to be compiled for :func:`contenders`: what is taken out, and the kernel's name and arguments."""
+    return [(what, builds(p, [(PLAIN, 0)], world)[0]) for what in TAKEN_OUT[p.operator]]
+
+
+def compile_part(operator: str, what: str, build: Build) -> str:
+    """As ``tp_problems.compile_one``."""
+    resources = getattr(module(operator, what), build[0]).resources(**build[1])
+    return f"{what}: {resources}" if resources.spill_bytes or resources.local_bytes else ""
