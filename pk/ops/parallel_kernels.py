@@ -103,6 +103,8 @@ def put_rows(output, dst, row, n, BN, P):
 def put_sums(output, parts, part, row, dst, peers, m, n, BN, P, AHEAD):
     """The same, AHEAD pieces behind their partial sums.  The loader, which has the next tile to load, stays out.
     ``peers``: what every other rank receives the tile in as well, or None.
+
+    More than ``parts`` holds beyond the pieces that ``output`` holds would wait for a consumer that waits for these.
     """
     for j in pk.static_range(min(AHEAD, BN // P)):
         feed_piece(parts, part, row, n * (BN // P) + j)
@@ -247,7 +249,7 @@ def matmul_reduce_scatter_ordered(
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
-    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 3, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 2, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a[me] @ b * scales + bias).
 
@@ -283,7 +285,7 @@ def matmul_all_reduce_ordered(
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
-    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 3, PR: pk.constexpr = 32, BY_COLS: pk.constexpr = False,
+    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 2, PR: pk.constexpr = 32, BY_COLS: pk.constexpr = False,
     B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a @ b * scales + bias), on every rank.

@@ -17,7 +17,6 @@ from pk import errors
 from pk.ops import baseline, choose, estimate, fused, tensor_parallel, tuning
 from pk.ops.choose import Choice
 from pk.ops.estimate import Case
-from pk.ops.model import CONFIGS
 from pk.runtime.group import Group, current
 from tests.ops.choose_jobs import gloo, numbers, operands
 
@@ -149,79 +148,6 @@ def test_processes_with_gloo(tmp_path: Path) -> None:
         assert mine["files"] == (rank == 0)
     total = sum(2 * expected(AG, r, world, every) @ every[r][1].T for r in range(world))
     close(found[1]["gradients"][0], total.chunk(world)[1], 0.02)
-
-
-# --------------------------------------------------------------------------------------------------------- estimates
-MEASURED = [  # two H200s, microseconds: operator, m, n, k of a rank's product, NCCL + cuBLAS
-    (AG, 8192, 4096, 8192, 981), (AG, 8192, 2048, 8192, 670), (AG, 16384, 2048, 4096, 686), (AG, 4096, 2048, 4096, 199),
-    (RS, 8192, 8192, 4096, 1150), (RS, 8192, 4096, 4096, 546), (RS, 16384, 4096, 2048, 705),
-    (RS, 4096, 4096, 2048, 197), (AR, 8192, 8192, 4096, 1296), (AR, 4096, 4096, 2048, 238),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("operator", "m", "n", "k", "us"), MEASURED)
-def test_the_librarys_estimate(operator: str, m: int, n: int, k: int, us: float) -> None:
-    case = Case(operator, 2, m, n, k)
-    assert 0.86 < estimate.library_us(case) / us < 1.12
-    quickest = min(choose.cost(case, way) for way in _ways(case))
-    assert estimate.floor_us(case) <= quickest < 0.9 * us
-
-
-def _ways(case: Case) -> list[Choice]:
-    counts = estimate.comm_counts(case.operator, case.world, case.sms)
-    return [Choice(tile, comm) for tile in estimate.fitting(case, fused.TILES) for comm in counts]
-
-
-def test_more_is_not_quicker() -> None:
-    for operator in fused.OPERATORS:
-        small, large = Case(operator, 4, 2048, 2048, 2048), Case(operator, 4, 4096, 4096, 4096)
-        assert estimate.library_us(small) < estimate.library_us(large)
-        assert estimate.link_us(small, 8) < estimate.link_us(large, 8)
-        tile = CONFIGS["c128x256"]
-        assert estimate.fused_us(small, tile, 8) < estimate.fused_us(large, tile, 8)
-    link_bound = Case(AG, 8, 8192, 128, 8192)
-    tile = CONFIGS["c128x64"]
-    assert estimate.fused_us(link_bound, tile, 8) < estimate.fused_us(link_bound, tile, 2)
-    busy = Case(AG, 2, 4096, 32768, 1024)
-    assert estimate.fused_us(busy, CONFIGS["c128x256"], 16) > estimate.fused_us(busy, CONFIGS["c128x256"], 4)
-
-
-def test_ranks_that_share_a_gpu_keep_most_of_it_for_compute() -> None:
-    assert estimate.comm_counts(AG, 8, 132) == (0, 1, 2, 4, 8, 16)
-    assert estimate.comm_counts(AG, 8, 16) == (0, 1, 2)
-    assert estimate.comm_counts(AG, 1, 132) == (1,)
-    assert estimate.comm_counts(RS, 8, 132) == (0,)
-
-
-def test_communicator_warps_are_taken_where_they_save_a_wave() -> None:
-    tile = CONFIGS["c128x256"]
-    facts = choose.Facts("a GPU", 132, "", "", {})
-    case = Case(AG, 2, 8192, 2048, 8192)  # 3.9 waves of tiles
-    whole, fewer = (estimate.fused_us(case, tile, comm) for comm in (0, 8))
-    assert whole < fewer  # the product has all SMs
-    every = choose.candidates(case, facts)
-    assert every[0].choice == Choice(tile, 0)
-    assert choose.warps(AG, every[0].choice)
-    assert not [c for c in every if choose.warps(AG, c.choice) and fused.crowded(c.choice.tile)]  # too slow for a link
-    assert {c.choice.comm_sms for c in choose.allowed(every, AG, False, 0, None)} == {0}
-    facts.tuned[choose.key(case)] = [["p128x192/8", 1.0, ""]]
-    assert choose.candidates(case, facts)[0].choice == Choice(CONFIGS["p128x192"], 8)  # measured: no guess goes before
-    a, b = torch.empty(4096, 8192, dtype=torch.bfloat16, device="meta"), torch.empty(8192, 2048, device="meta")
-    shown = pk.ops.explain(AG, a, b.bfloat16(), world_size=2, comm_sms=0, config="c128x256")
-    assert "-> c128x256, communicator warps" in shown
-
-
-MEASURED_FUSED = [  # two H200s, microseconds: operator, m, n, k of a rank's product, communicating SMs, pk
-    (AG, 8192, 2048, 8192, 0, 386), (AG, 16384, 2048, 4096, 0, 394), (AG, 4096, 2048, 4096, 0, 102.5),
-    (AG, 2048, 4096, 8192, 0, 188), (AG, 8192, 4096, 8192, 4, 729), (RS, 8192, 4096, 4096, 0, 387),
-    (RS, 16384, 4096, 2048, 0, 415), (RS, 4096, 4096, 2048, 0, 109.5), (RS, 2048, 8192, 4096, 0, 199),
-    (AR, 4096, 4096, 2048, 0, 142),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("operator", "m", "n", "k", "comm", "us"), MEASURED_FUSED)
-def test_the_fused_kernels_estimate(operator: str, m: int, n: int, k: int, comm: int, us: float) -> None:
-    assert 0.93 < estimate.fused_us(Case(operator, 2, m, n, k), CONFIGS["c128x256"], comm) / us < 1.07
 
 
 # ------------------------------------------------------------------------------------------------------------ choice

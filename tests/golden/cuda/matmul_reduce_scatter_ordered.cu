@@ -3,11 +3,11 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 B_T=False ACTIVATION=none
+//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 PARTS=3 AHEAD=2 B_T=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 3 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
-//   parts: storer -> consumer, 2 stages of 16384 bytes
+//   parts: storer -> consumer, 3 stages of 16384 bytes
 #include "pk/pk.cuh"
 
 using namespace pk;
@@ -26,18 +26,18 @@ struct config {
 
 // Places that may wait, numbered as in the table of the host (Source.sites).
 enum site : int {
-    SITE_INPUTS_FILL = 0,       // loader: with inputs.fill() as s:
-    SITE_INPUTS_DRAIN = 1,      // consumer: with inputs.drain() as s:
-    SITE_PARTS_DRAIN = 2,       // consumer: with parts.drain() as s:
-    SITE_OUTPUT_FILL = 3,       // consumer: with output.fill() as s:
-    SITE_ARRIVED_WAIT = 4,      // storer: pk.wait(arrived, (m, n), W - 1)
-    SITE_PARTS_FILL = 5,        // storer: with parts.fill() as s:
-    SITE_OUTPUT_DRAIN = 6,      // storer: with output.drain() as s:
-    SITE_OUTPUT_DRAIN_2 = 7,    // storer: with output.drain() as s:
-    SITE_PART_STORE_ASYNC = 8,  // storer: pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-    SITE_ARRIVED_SIGNAL = 9,    // storer: pk.signal(arrived, (m, n), owner)
-    SITE_ENTRY = 10,            // launch: every rank has begun
-    SITE_EXIT = 11,             // launch: every rank has finished
+    SITE_INPUTS_FILL = 0,      // loader: with inputs.fill() as s:
+    SITE_INPUTS_DRAIN = 1,     // consumer: with inputs.drain() as s:
+    SITE_PARTS_DRAIN = 2,      // consumer: with parts.drain() as s:
+    SITE_OUTPUT_FILL = 3,      // consumer: with output.fill() as s:
+    SITE_ARRIVED_WAIT = 4,     // storer: pk.wait(arrived, (m, n), W - 1)
+    SITE_PARTS_FILL = 5,       // storer: with parts.fill() as s:
+    SITE_PART_LOAD_ASYNC = 6,  // storer: pk.load_async(s.c, part[r], (*row, column))
+    SITE_OUTPUT_DRAIN = 7,     // storer: with output.drain() as s:
+    SITE_OUTPUT_DRAIN_2 = 8,   // storer: with output.drain() as s:
+    SITE_ARRIVED_SIGNAL = 9,   // storer: pk.signal(arrived, (m, n), owner)
+    SITE_ENTRY = 10,           // launch: every rank has begun
+    SITE_EXIT = 11,            // launch: every rank has finished
 };
 
 // ---------------------------------------------------------------------------------------------- parameters
@@ -87,14 +87,14 @@ struct shared_map {
     };
     inputs_stage inputs[3];
     output_stage output[2];
-    parts_stage parts[2];
+    parts_stage parts[3];
     pipeline<3> inputs_ring;
     pipeline<2> output_ring;
-    pipeline<2> parts_ring;
+    pipeline<3> parts_ring;
     signal_slot signal_slots[queued_signals];
     launch_state launch;
 };
-static_assert(sizeof(shared_map) <= 214016);
+static_assert(sizeof(shared_map) <= 230400);
 
 using loader_role = role<1, config::loader_warp>;
 using consumer_role = role<8, 0>;
@@ -161,7 +161,7 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
 PK_DEVICE void consumer(const params& p, shared_map& shared) {
     consumer_role role(p.ctx, shared.launch);
     cursor<3> inputs_at;
-    cursor<2> parts_at;
+    cursor<3> parts_at;
     cursor<2> output_at;
     int task = blockIdx.x;  // the block's next, counted over all task loops
 
@@ -300,7 +300,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
 PK_DEVICE void storer(const params& p, shared_map& shared) {
     storer_role role(p.ctx, shared.launch);
     prefetch(p.c_map);
-    cursor<2> parts_at;
+    cursor<3> parts_at;
     cursor<2> output_at;
     const signal_array<2> arrived(p.arrived_offset, p.arrived_shape_0, p.arrived_shape_1);
     signal_queue<1> deferred(shared.signal_slots);
@@ -344,7 +344,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 // pk.wait(arrived, (m, n), W - 1)
                 deferred.flush(role);
                 wait(role, arrived, arrived.index(m, n), W_1 - 1, SITE_ARRIVED_WAIT);
-                // feed_piece(parts, part, m, n * (BN // P))
+                // feed_piece(parts, part, row, n * (BN // P) + j)
                 const int column = n * 4;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
@@ -353,15 +353,16 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        // pk.load_async(s.c, part[r], (*row, column))
+                        deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, column))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column * 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
-                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
+                // feed_piece(parts, part, row, n * (BN // P) + j)
                 const int column_1 = n * 4 + 1;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
@@ -370,10 +371,29 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        // pk.load_async(s.c, part[r], (*row, column))
+                        deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, column))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_1 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_1 * 64);
+                        }
+                        shared.parts_ring.publish_expected(parts_at, role);
+                    }
+                }
+                // feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
+                const int column_2 = n * 4 + 2;
+                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
+                    const int r = (me + r_i + 1) % W;
+                    {  // with parts.fill() as s:
+                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
+                        auto& s = shared.parts[parts_at.stage];
+                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        // pk.load_async(s.c, part[r], (*row, column))
+                        deferred.meet(role, SITE_PART_LOAD_ASYNC);
+                        if (role.issues()) {
+                            expect_loads(full, s.c);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_2 * 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -386,8 +406,8 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
-                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
-                const int column_2 = n * 4 + 2;
+                // feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
+                const int column_3 = n * 4 + 3;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -396,10 +416,11 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
+                        // pk.load_async(s.c, part[r], (*row, column))
+                        deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, column))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_2 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_3 * 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -411,24 +432,6 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
-                }
-                // feed_piece(parts, part, m, n * (BN // P) + j + 1)
-                const int column_3 = n * 4 + 3;
-                // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
-                    const int r = (me + r_i + 1) % W;
-                    shared.output_ring.finish_stores(output_at);
-                    {  // with parts.fill() as s:
-                        shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
-                        auto& s = shared.parts[parts_at.stage];
-                        mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        if (role.issues()) {
-                            expect_loads(full, s.c);
-                            // pk.load_async(s.c, part, (r, m, column))
-                            load_expected(s.c, p.part_maps[me_1], full, r, m * 128, column_3 * 64);
-                        }
-                        shared.parts_ring.publish_expected(parts_at, role);
-                    }
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
@@ -451,8 +454,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    deferred.meet(role, SITE_PART_STORE_ASYNC);
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256);
+                    if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -460,7 +462,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 64);
+                    if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -468,7 +470,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 128);
+                    if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 128);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -476,7 +478,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.part_maps[owner], s.c, me_1, m * 128, n * 256 + 192);
+                    if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 192);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
