@@ -69,7 +69,7 @@ def _gemms() -> list[Subject]:
             "ops.matmul_reduce_scatter_ordered",
             ops.matmul_reduce_scatter_ordered,
             (*two_three(both(False)), Problem(4, both(False))),
-            GEMM,
+            GEMM | {"PARTS": 2},
         ),
         Subject(
             "01.matmul_reduce_scatter",
