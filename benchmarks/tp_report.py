@@ -109,7 +109,7 @@ def plot(path: str, rows: list[Row]) -> str:
     names = [f"{short[r['operator']]} {r['m']}\n{r['n']}\n{r['k']}" for r in rows]
     axis.set_xticks([j + 0.3 for j in range(len(rows))], names, fontsize=7)
     axis.set_ylabel("time / cuBLAS alone")
-    axis.set_ylim(0, 4)
+    axis.set_ylim(0, min(4, 1.05 * axis.get_ylim()[1]))
     axis.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=140)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pk.ops.fused import Request
 
 LINK = 345.0  # bytes a nanosecond, each way
-LINK_OF_SM = 43.0  # the same, that one SM moves in full messages
+LINK_OF_SM = 30.0  # the same, that one SM moves in full messages, whose signals wait for its stores
 FULL_ROWS = 128  # of a full message, 32 KiB
 HOP_US = 1.3  # of a signal to a peer
 MEET_US = 4 * HOP_US  # of a launch that waits for its peers to begin, and for them to be done with its memory
-HELD = {"all_gather_matmul": 0.15, "matmul_reduce_scatter": 0.22, "matmul_all_reduce": 0.3}
+HELD = {"all_gather_matmul": 0.15, "matmul_reduce_scatter": 0.24, "matmul_all_reduce": 0.3}
 """Of the time that the link needs, what it takes from the product: the clock falls, and memory has more to do.  Sums
 that go by pieces of 32 columns cost 3 times as much: 64 bytes of a row at a time, and the storer has twice as many.
 """
@@ -115,9 +115,9 @@ def _tiled_us(case: Case, tile: Config, sms: int) -> float:
     return model.microseconds(tile, replace(whole, m=min(blocks * tile.rows, case.block + tile.rows) * case.world))
 
 
-def _longer(x: float, y: float) -> float:
+def _longer(x: float, y: float, power: int = 6) -> float:
     """The maximum, and a little more where they are alike."""
-    return float((x**6 + y**6) ** (1 / 6))
+    return float((x**power + y**power) ** (1 / power))
 
 
 def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
@@ -125,12 +125,14 @@ def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
     if case.world == 1 or tile.swap:
         return _few_us(case, tile) if tile.swap else _tiled_us(case, tile, case.sms)
     if case.operator == "all_gather_matmul":
-        product = _tiled_us(case, tile, case.sms - comm_sms)
-        last = product / (case.world * max(1, case.block // tile.rows))  # what is left when the last rows are there
-        late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
+        sms = case.sms - comm_sms
+        product = _tiled_us(case, tile, sms)
         link = link_us(case, comm_sms, min(case.block, tile.rows)) if comm_sms else link_us(case, case.sms)
+        tiles = -(-case.block // tile.rows) * case.world * -(-case.n // tile.cols)
+        last = product / -(-tiles // max(1, sms))  # the last wave of tiles needs all rows
+        late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
         held = (HELD_BY_SMS if comm_sms else HELD[case.operator]) * link_us(case, case.sms)
-        return late * (_longer(product, link + HOP_US + last) + held + MEET_US)
+        return late * (_longer(product, link + HOP_US + last, 16) + held + MEET_US)
     product, link = _tiled_us(case, tile, case.sms), link_us(case, case.sms)
     held = HELD[case.operator] * (64 / min(64, tile.piece)) ** 1.5
     total = _longer(product, link + HOP_US) + held * link + MEET_US

@@ -113,8 +113,8 @@ def test_spawns_leave_no_memory_behind_even_when_they_fail() -> None:
 # ------------------------------------------------------------------------------------------------ graphs, workspaces
 def _workspace(rank: int, world: int) -> str:
     """A graph of an operator stays right when its workspace has grown since; growing under capture is refused."""
-    a, b = (torch.randn(s, 256, device=pk.device()).bfloat16() for s in (64 * world, 128))
-    large = torch.randn(512 * world, 256, device=pk.device()).bfloat16()
+    a, b = (torch.randn(s, 256, device=pk.device()).bfloat16() for s in (64 * world, 4096))
+    large = torch.randn(192 * world, 256, device=pk.device()).bfloat16()  # by the same kernel
     run: Callable[[torch.Tensor], torch.Tensor] = lambda x: pk.ops.matmul_all_reduce(x, b.T, config="c64x128")  # noqa: E731
     want = run(a)
     pk.synchronize()

@@ -28,7 +28,8 @@ def traced(rank: int, world: int, folder: str) -> tuple[Timeline, int]:
             during = call()
     after = call()
     assert torch.equal(before, during) and torch.equal(before, after)
-    return timeline, torch.cuda.get_device_properties(0).multi_processor_count // world
+    sharing = -(-world // torch.cuda.device_count())
+    return timeline, torch.cuda.get_device_properties(0).multi_processor_count // sharing
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
