@@ -1,6 +1,6 @@
 """What the parts of a fused kernel cost: the same kernel with parts taken out, for ``tensor_parallel.py --parts``.
 
-The kernels are edited as text, so that what remains is the code that runs otherwise.  Their results are wrong.
+The kernels are edited as text, so that what remains is the code that runs otherwise.  Most of their results are wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +26,15 @@ from pk.runtime.group import current
 
 Edits = list[tuple[str, str]]
 
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel edited so, with this number of communicating SMs (all-gather)."""
+
+    edits: Edits
+    comm_sms: int = 0
+
+
 _OWN_ROWS = (
     "pk.wait(ready, (owner, m), parts)\n                feed_rows(inputs, full[me], (owner, m), b",
     "feed_rows(inputs, x, (m,), b",
@@ -37,18 +47,28 @@ _SUMS: Edits = [
 ]
 _WAITS = ("            pk.wait(arrived, (m, n), W - 1)\n", "")
 
-TAKEN_OUT: dict[str, dict[str, Edits]] = {
-    AG: {"sent, not waited for": [_OWN_ROWS], "nothing sent": [_SENDS, _OWN_ROWS]},
-    RS: {"sums not over the link": [_LINK], "no sums": _SUMS, "no sums, no waits": [*_SUMS, _WAITS]},
-    AR: {"sums not over the link": [_LINK]},
-}
-"""By operator: what is taken out, and how."""
+_JOINS = ("JOIN: pk.constexpr = False", "JOIN: pk.constexpr = True")
+_SENT_BY_SMS = ("pk.tasks(rows, PARTS, group=1)", "pk.tasks(rows * 0, PARTS, group=1)")
+
+TAKEN_OUT: dict[str, dict[str, Variant]] = {
+    AG: {
+        "sent, not waited for": Variant([_OWN_ROWS]), "nothing sent": Variant([_SENDS, _OWN_ROWS]),
+        "8 SMs that join": Variant([_JOINS], 8), "4 SMs that join": Variant([_JOINS], 4),
+        "8 SMs that join, nothing sent": Variant([_JOINS, _SENT_BY_SMS, _OWN_ROWS], 8),
+    },
+    RS: {
+        "sums not over the link": Variant([_LINK]), "no sums": Variant(_SUMS),
+        "no sums, no waits": Variant([*_SUMS, _WAITS]),
+    },
+    AR: {"sums not over the link": Variant([_LINK])},
+}  # fmt: skip
+"""By operator: what is taken out, or put in (``pk.communicator(joins=True)``), and how."""
 
 
 def module(operator: str, what: str) -> ModuleType:
     """The module of kernels with that taken out."""
     text = Path(parallel_kernels.__file__).read_text(encoding="utf-8")
-    for old, new in TAKEN_OUT[operator][what]:
+    for old, new in TAKEN_OUT[operator][what].edits:
         if old not in text:
             raise ValueError(f"{what!r} of {operator}: the kernels have no {old!r} any more")
         text = text.replace(old, new)
@@ -87,12 +107,11 @@ def contenders(o: Operands) -> list[Contender]:
     """What to time beside the operator itself, in the configuration PLAIN."""
     q = fused.Request(o.p.operator, current(), o.a, o.b, o.out_dtype)
     found = []
-    for what in TAKEN_OUT[o.p.operator]:
-        kernels = module(o.p.operator, what)
+    for what, variant in TAKEN_OUT[o.p.operator].items():
 
-        def call(kernels: ModuleType = kernels) -> torch.Tensor:
+        def call(kernels: ModuleType = module(o.p.operator, what), sms: int = variant.comm_sms) -> torch.Tensor:
             with using(kernels):
-                return fused.run(q, o.out, CONFIGS[PLAIN], 0)[0]
+                return fused.run(q, o.out, CONFIGS[PLAIN], sms)[0]
 
         found.append(Contender(what, "part", call))
     return found
@@ -100,7 +119,8 @@ def contenders(o: Operands) -> list[Contender]:
 
 def compiled(p: Problem, world: int) -> list[tuple[str, Build]]:
     """What has to be compiled for :func:`contenders`: what is taken out, and the kernel's name and arguments."""
-    return [(what, builds(p, [(PLAIN, 0)], world)[0]) for what in TAKEN_OUT[p.operator]]
+    variants = TAKEN_OUT[p.operator].items()
+    return [(what, builds(p, [(PLAIN, variant.comm_sms)], world)[0]) for what, variant in variants]
 
 
 def compile_part(operator: str, what: str, build: Build) -> str:

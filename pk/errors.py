@@ -240,6 +240,8 @@ class BlockedRole:
 
     def state(self) -> str:
         """All but rank and block."""
+        if self.op == "joins":
+            return f"{self.role}: begins when the communicator of its block has ended"
         index = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         task = ", ".join(f"{name}={value}" for name, value in self.task)
         unit = {"fill": " drains of this stage", "drain": " fills of this stage"}.get(self.op, "")
@@ -282,7 +284,7 @@ def _deadlock_text(
     shown = 8
     places: dict[tuple[bool, str, Span], list[BlockedRole]] = {}
     for b in blocked:
-        places.setdefault((b.op in ("fill", "drain"), b.op, b.span), []).append(b)
+        places.setdefault((b.op in ("fill", "drain", "joins"), b.op, b.span), []).append(b)
     lines = [f"kernel `{kernel}` deadlocks: {len(blocked)} of {roles} roles wait for ever (seed {seed}, step {steps})"]
     for (_, _, span), stuck in sorted(places.items(), key=lambda place: place[0][0]):
         lines.append(frame(span))

@@ -74,6 +74,6 @@ def test_parts_can_still_be_taken_out_of_the_kernels(monkeypatch: pytest.MonkeyP
         assert [what for what, _ in compiled] == list(parts)
         for what, (name, arguments) in compiled:
             assert getattr(what_if.module(operator, what), name).specialise(**arguments).ir
-    monkeypatch.setitem(what_if.TAKEN_OUT[tp_problems.AG], "x", [("gone", "")])
+    monkeypatch.setitem(what_if.TAKEN_OUT[tp_problems.AG], "x", what_if.Variant([("gone", "")]))
     with pytest.raises(ValueError, match="the kernels have no 'gone' any more"):
         what_if.module(tp_problems.AG, "x")

@@ -26,7 +26,9 @@ def communicator_blocks(c: ClassPlan, plan: Plan) -> str:
 def blocks(c: ClassPlan, plan: Plan, paired: bool = True) -> str:
     """The number of blocks of a class; of pairs, if they take tasks in pairs and ``paired``."""
     whole = f"{c.prefix}blocks()"
-    if not c.prefix:
+    if not c.prefix and plan.kernel.joins:
+        whole = "gridDim.x"
+    elif not c.prefix:
         whole = "gridDim.x" + "".join(f" - {other.prefix}blocks()" for other in plan.communicators)
     return _pairs(whole, c.cluster if paired else 1)
 
@@ -36,6 +38,8 @@ def number(c: ClassPlan, plan: Plan, paired: bool = True) -> str:
     before = plan.communicators
     if c.prefix:
         before = before[: before.index(c)]
+    elif plan.kernel.joins:
+        before = ()
     return _pairs("blockIdx.x" + "".join(f" - {other.prefix}blocks()" for other in before), c.cluster if paired else 1)
 
 

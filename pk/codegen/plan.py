@@ -116,6 +116,7 @@ class ClassPlan:
     cluster: int = 1  # blocks that take neighbouring tasks together
     exchange: int = 0  # words of a thread that warps exchange in reductions
     turns: tuple[str, ...] = ()  # pipelines that the teams of the consumer use in turn
+    joins: bool = False  # a communicator whose blocks compute behind it
 
     @property
     def exchange_bytes(self) -> int:
@@ -296,8 +297,9 @@ def _class(kernel: ir.Kernel, name: str, body: ir.Block, threads: int) -> ClassP
     in_turn = turns.pipelines_in_turn(next(r.body for r in roles if r.kind == "consumer")) if teams > 1 else ()
     turns.few_enough(body, in_turn, exchange, teams)
     return ClassPlan(
-        name, roles, pipelines, groups, used, tuple(private), sms, split.is_dynamic(body), paired, exchange, in_turn
-    )
+        name, roles, pipelines, groups, used, tuple(private), sms, split.is_dynamic(body), paired, exchange, in_turn,
+        communicator is not None and communicator.joins,
+    )  # fmt: skip
 
 
 def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, groups: int, threads: int) -> RolePlan:

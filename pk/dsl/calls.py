@@ -228,7 +228,8 @@ def _flag(name: str, value: Any, span: ir.Span) -> bool:
 
 
 def _communicator(r: Expressions, a: Arguments, span: ir.Span) -> CommunicatorValue:
-    return CommunicatorValue(None if a["sms"] is None else integer("sms=", a["sms"], span))
+    sms = None if a["sms"] is None else integer("sms=", a["sms"], span)
+    return CommunicatorValue(sms, _flag("joins", a["joins"], span))
 
 
 # --------------------------------------------------------------------------------------- scalars and tiles

@@ -186,10 +186,11 @@ def storer() -> Any:
     _outside("storer")
 
 
-def communicator(sms: Any = None) -> Any:
+def communicator(sms: Any = None, joins: bool = False) -> Any:
     """``with pk.communicator(sms=8):`` whole SMs that run only this body.
 
-    A kernel may have several; they are clipped so that half of the blocks compute.
+    A kernel may have several; they are clipped so that half of the blocks compute.  ``joins=True``: when the body has
+    ended, its SMs take tasks as the others do, which must be dynamic (``pk.tasks(..., dynamic=True)``); the only one.
 
     ``with pk.communicator():`` one warp beside the role blocks of every thread block that computes, for copies between
     ranks that should cost no SM.  It works on register tiles, like a class without role blocks: ``load``, ``store``,

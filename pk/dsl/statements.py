@@ -379,6 +379,12 @@ class Reader(Expressions):
         warp = value.sms is None
         if warp and self.b.communicator is not None:
             raise communicator.twice(self.b.communicator, span)
+        if warp and value.joins:
+            raise errors.WrongOperand(
+                "pk.communicator(joins=True) without sms=",
+                span,
+                "A communicator warp stands in blocks that compute anyhow: drop joins=, or give it SMs of its own.",
+            )
         sms = ir.const(0) if warp else self.b.closed(integer("sms=", value.sms, span), "sms=", span)
         self.b.begin()
         before = dict(self.frame.names)
@@ -387,7 +393,7 @@ class Reader(Expressions):
         if warp:
             self.b.emit(ir.Role("communicator", tuple(block), 0, span))
         else:
-            self.b.communicators.append(ir.Communicator(sms, tuple(block), span))
+            self.b.communicators.append(ir.Communicator(sms, tuple(block), span, value.joins))
         self.leave(before, "It belongs to the communicator: compute `{name}` at the top of the kernel, or again here.")
 
     def _stage(self, value: StageMethod, item: ast.withitem, rest: list[ast.withitem], stmt: ast.With) -> Flow:

@@ -173,9 +173,10 @@ class RoleValue:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorValue:
-    """``pk.communicator(sms=)``; None: a warp of every block that computes."""
+    """``pk.communicator(sms=, joins=)``; None: a warp of every block that computes."""
 
     sms: Any
+    joins: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -427,11 +427,15 @@ class SharedTile:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body."""
+    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body.
+
+    ``joins``: and then take tasks as the blocks that compute do.
+    """
 
     sms: Expr
     body: Block
     span: Span = _span()
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +462,11 @@ class Kernel:
     def communicator(self) -> Communicator | None:
         """The first communicator."""
         return self.communicators[0] if self.communicators else None
+
+    @property
+    def joins(self) -> bool:
+        """Whether the blocks of the communicator, the only one, compute behind it."""
+        return any(c.joins for c in self.communicators)
 
     @property
     def classes(self) -> tuple[tuple[str, Block], ...]:

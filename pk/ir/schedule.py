@@ -1,4 +1,4 @@
-"""Rules of the scheduling options: ``while``, ``dynamic``, ``cluster``, ``pingpong``, ``stagger``.
+"""Rules of the scheduling options: ``while``, ``dynamic``, ``joins``, ``cluster``, ``pingpong``, ``stagger``.
 
 They never change what a kernel computes; what they cannot be combined with is refused here, with the user's line.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.ops import TABLE
-from pk.ir.split import beside_communicator, bodies, expressions, needs, statements, walk
+from pk.ir.split import beside_communicator, bodies, expressions, is_dynamic, needs, statements, walk
 
 CLUSTER = 2  # blocks of a cluster
 MAX_TEAMS = 3
@@ -28,6 +28,34 @@ def schedule(kernel: ir.Kernel) -> None:
             elif isinstance(s, ir.While):
                 spin(s.cond, s.body, s.span)
         _teams(body)
+    _joins(kernel)
+
+
+def _joins(kernel: ir.Kernel) -> None:
+    """A communicator whose blocks compute behind it."""
+    found = next((c for c in kernel.communicators if c.joins), None)
+    if found is None:
+        return
+    if len(kernel.communicators) > 1:
+        other = next(c for c in kernel.communicators if c is not found)
+        raise errors.WrongOperand(
+            f"pk.communicator(joins=True) beside another communicator with sms=, line {other.span.line}",
+            found.span,
+            "Only the blocks of a single one can join: put both bodies into one, or drop joins=.",
+        )
+    if not is_dynamic(kernel.compute):
+        raise errors.WrongOperand(
+            "pk.communicator(joins=True) in a kernel whose tasks are dealt to the blocks beforehand",
+            found.span,
+            "Its blocks come late and would hold up their share: write pk.tasks(..., dynamic=True), or drop joins=.",
+        )
+    for s in statements(found.body):
+        if isinstance(s, ir.Tasks) and s.cluster > 1:
+            raise errors.WrongOperand(
+                f"pk.tasks(cluster={s.cluster}) in a communicator that joins",
+                s.span,
+                "Its blocks claim tasks one by one afterwards: drop cluster=, or joins=.",
+            )
 
 
 # --------------------------------------------------------------------------------------------------- while

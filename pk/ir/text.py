@@ -48,7 +48,7 @@ class _Printer:
         lines += [f"  scratch {s.name}[{self.items(s.shape)}] {s.dtype}" for s in k.scratch]
         lines += self.block(k.prologue, 1)
         for c in k.communicators:
-            lines.append(f"  communicator sms={self.expr(c.sms)}:")
+            lines.append(f"  communicator sms={self.expr(c.sms)}{', joins' * c.joins}:")
             lines += self.block(c.body, 2)
         lines.append("  compute:")
         lines += self.block(k.compute, 2)

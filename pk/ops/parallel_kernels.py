@@ -181,7 +181,7 @@ def all_gather_matmul(
     STAGES: pk.constexpr = 4, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
     COMM: pk.constexpr = 8, BC: pk.constexpr = 128, PARTS: pk.constexpr = 4, CHUNKS: pk.constexpr = 1,
-    PUSH: pk.constexpr = 16,
+    PUSH: pk.constexpr = 16, JOIN: pk.constexpr = False,
 ):  # fmt: skip
     """c[r] = activation(x of rank r @ b * scales + bias).
 
@@ -200,7 +200,7 @@ def all_gather_matmul(
     full = pk.scratch((W, x.rows, x.cols), x.dtype) if whole is None else whole
     ready = pk.signals(W, rows)  # parts of row block m of rank w that landed here
     if COMM:
-        with pk.communicator(sms=COMM):
+        with pk.communicator(sms=COMM, joins=JOIN):
             for m, part in pk.tasks(rows, PARTS, group=1):
                 first, stop = part * chunks // PARTS, (part + 1) * chunks // PARTS
                 with pk.loader():
@@ -221,7 +221,7 @@ def all_gather_matmul(
                     push_rows(x, full, m, j, peers, BM, BC, PUSH)
                 for r in pk.ranks_from(me + 1, W - 1):
                     pk.signal(ready, (me, m), r)
-    for i, n in pk.tasks(rows * W, pk.cdiv(c.cols, BN), group=GROUP):
+    for i, n in pk.tasks(rows * W, pk.cdiv(c.cols, BN), group=GROUP, dynamic=JOIN):
         own = i < rows
         m = i if own else (i - rows) // (W - 1)
         owner = me if own else (me + 1 + (i - rows) % (W - 1)) % W

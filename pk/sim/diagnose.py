@@ -179,7 +179,9 @@ class _Case:
     def _circle(self, circle: Circle) -> Cause:
         places = []
         for s, g in circle:
-            how = {"fill": "would drain it", "drain": "would fill it"}.get(s.site.op, "would signal it")
+            how = {"fill": "would drain it", "drain": "would fill it", "joins": "has to end"}.get(
+                s.site.op, "would signal it"
+            )
             line = f" at line {g.span.line}" if g.span.line else ""
             task = f", at {_task(g.task)}" if g.task and g.task != s.task else ""
             who = "the same role" if g.role is s.role else f"{_who(s.role, g.role)}"

@@ -134,6 +134,7 @@ def _run(role: Role, recorder: _Recorder, turns: int) -> int | None:
         for turn in range(turns):
             wait = next(role.program, None)
             if wait is None:
+                role.leave()
                 return turn
             recorder.passed(wait)
     except Exception:  # noqa: BLE001 - it went on with what it had not waited for: anything may be wrong with that

@@ -30,6 +30,7 @@ from pk.sim.values import Array, poisoned
 if TYPE_CHECKING:
     from pk.sim.checker import Checker
     from pk.sim.claims import Claims
+    from pk.sim.joins import Joined
     from pk.sim.residency import Room
 
 __all__ = [
@@ -57,8 +58,10 @@ class Role:
         "dims",
         "edges",
         "entered",
+        "first",
         "ident",
         "index",
+        "joins",
         "kind",
         "launch",
         "of",
@@ -96,6 +99,8 @@ class Role:
         self.pending: Wait | None = None  # what it yielded last, for the checker
         self.passed: Wait | None = None  # and before that: its last wait that is over, for reports
         self.edges: dict[int, Any] | None = None  # of a role that divides tiles: where its loads read last
+        self.first: Wait | None = None  # what it waits for before its program begins
+        self.joins: Joined | None = None  # who waits for its end
         self.started = True  # False: its block has no room on the device yet
         self.entered = launch.world == 1
         self.open_stores: dict[int, Releasing] = {}
@@ -108,8 +113,10 @@ class Role:
         if checker is not None and self.pending is not None:
             checker.wait_done(self, *self.pending)
         self.passed = self.pending
-        self.pending = wait = next(self.program, None)
+        wait, self.first = self.first or next(self.program, None), None
+        self.pending = wait
         if wait is None:
+            self.leave()
             self.launch.ended(self)
             return
         counter, needed, _ = wait
@@ -119,6 +126,11 @@ class Role:
             self.launch.waits += 1
             self.blocked = wait
             counter.waiters.append((needed, self))
+
+    def leave(self) -> None:
+        """Its program has ended."""
+        if self.joins is not None:
+            self.joins.left(self)
 
     def where(self) -> str:
         """This role, for messages."""

@@ -153,7 +153,7 @@ class Races:
         if needed <= 0:
             return
         thread = self._threads[role.ident]
-        signal = site.op not in ("fill", "drain", "tasks")
+        signal = site.op not in ("fill", "drain", "tasks", "joins")
         if told is not None:
             thread.acquire(told, ("fence", False) not in site.attrs, signal)
         if signal:

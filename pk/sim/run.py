@@ -19,6 +19,7 @@ from pk.ir.types import Scalar
 from pk.sim import machine, report
 from pk.sim.checker import Checker
 from pk.sim.claims import Claims, Work
+from pk.sim.joins import Joined
 from pk.sim.memory import Access, Buffer, Memory, Observer, SimTensor
 from pk.sim.report import Report
 from pk.sim.residency import make_room
@@ -167,6 +168,7 @@ def _run(launch: machine.Launch, programs: list[RoleProgram]) -> None:
 def _populate(kernel: ir.Kernel, launch: machine.Launch, blocks_of: dict[str, range]) -> list[RoleProgram]:
     """Make every role of every block of every rank; ``blocks_of``: the blocks of each class."""
     programs: list[RoleProgram] = []
+    joined: dict[tuple[int, int], Joined] = {}  # by rank and block: those that compute behind their communicator
     for owner, body in (*kernel.classes[1:], kernel.classes[0]):
         blocks = blocks_of[owner]
         dynamic = any(isinstance(s, ir.Tasks) and s.dynamic for s in statements(body))
@@ -181,10 +183,17 @@ def _populate(kernel: ir.Kernel, launch: machine.Launch, blocks_of: dict[str, ra
                 private = {
                     t.name: machine.private_tile(launch, t, rank, block) for t in kernel.shared if t.owner == owner
                 }
+                if kernel.joins and owner != "compute":
+                    joined[rank, block] = Joined(launch, len(roles), kernel.communicators[0].span)
                 for program in roles:
                     role = machine.Role(launch, rank, block, program.kind, index, len(blocks))
                     role.rings, role.private, role.claims = rings, private, claims
                     role.program = program.start(role)
+                    join = joined.get((rank, block))
+                    if owner == "compute":
+                        role.first = join.wait if join else None
+                    else:
+                        role.joins = join
                     launch.add_role(role)
     return programs
 
@@ -205,7 +214,7 @@ def _blocks(kernel: ir.Kernel, sms: int, values: dict[str, int | float]) -> dict
         blocks = max(1, min(int(evaluate(c.sms, values)), room))
         found[ir.communicator_name(i)] = range(at, at + blocks)
         at += blocks
-    return {**found, "compute": range(at, sms)}
+    return {**found, "compute": range(0 if kernel.joins else at, sms)}
 
 
 # ---------------------------------------------------------------------------------------------- arguments

@@ -44,6 +44,13 @@ def skeleton(
     counter that does not exist, a failed assert).
     """
     scalars = [{}] * len(shapes) if scalars is None else scalars
+    if kernel.joins:
+        raise NotExplorable(
+            "blocks that take tasks when their communicator has ended",
+            kernel.communicators[0].span,
+            "this communicator",
+            "Explore the kernel without joins=True, and simulate it with many schedules.",
+        )
     made = Skeleton(kernel, shapes, scalars)
     blocks_of = blocks_of_classes(kernel, sms, made.values[0])
     for rank in range(made.world):

@@ -45,6 +45,7 @@ def _many() -> list[Subject]:
     return [
         Subject("ops.all_gather_matmul", k.all_gather_matmul, two_three(gather, 3), gathers),
         Subject("ops.all_gather_matmul_warps", k.all_gather_matmul, two_three(gather, 2), warps),
+        Subject("ops.all_gather_matmul_joins", k.all_gather_matmul, two_three(gather, 3), gathers | {"JOIN": True}),
         Subject("ops.all_gather_matmul_whole", k.all_gather_matmul, two_three(_gathered, 3), gathers),
         Subject("ops.matmul_all_reduce_ordered", k.matmul_all_reduce_ordered, sums, summing),
         Subject("ops.matmul_all_reduce_to_ordinary", k.matmul_all_reduce_ordered, taken, summing | {"PR": 32}),

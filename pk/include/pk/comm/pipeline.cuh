@@ -43,6 +43,15 @@ struct pipeline {
         }
     }
 
+    /// By one thread, when all roles have left: the bytes of the barriers are free.
+    PK_DEVICE void retire() {
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_invalidate(full[s]);
+            mbarrier_invalidate(empty[s]);
+        }
+    }
+
     // -- filling ----------------------------------------------------------------------------------------------
     /// Until the current stage may be filled.  Passes at once in the first turn.
     template <class Role>

@@ -28,6 +28,15 @@ struct task_claims {
         }
     }
 
+    /// By one thread, when all roles have left.
+    PK_DEVICE void retire() {
+#pragma unroll
+        for (int s = 0; s < task_slots; ++s) {
+            mbarrier_invalidate(full[s]);
+            mbarrier_invalidate(empty[s]);
+        }
+    }
+
     /// The number of the block's next task, counted over all task loops of the class; it may be past the last.
     ///
     /// CLAIMS: this role takes it from the launch's counter `work`, early, while the others are still at their tasks.

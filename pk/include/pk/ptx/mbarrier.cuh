@@ -13,6 +13,11 @@ PK_DEVICE void mbarrier_init(mbarrier& bar, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(&bar)), "r"(arrivals) : "memory");
 }
 
+/// Its bytes may be used for something else, or for another barrier.
+PK_DEVICE void mbarrier_invalidate(mbarrier& bar) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(shared_address(&bar)) : "memory");
+}
+
 /// One arrival; releases this thread's earlier accesses to the block.
 PK_DEVICE void mbarrier_arrive(mbarrier& bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(&bar)) : "memory");
