@@ -108,8 +108,9 @@ def contenders(o: Operands) -> list[Contender]:
     q = fused.Request(o.p.operator, current(), o.a, o.b, o.out_dtype)
     found = []
     for what, variant in TAKEN_OUT[o.p.operator].items():
+        kernels = module(o.p.operator, what)
 
-        def call(kernels: ModuleType = module(o.p.operator, what), sms: int = variant.comm_sms) -> torch.Tensor:
+        def call(kernels: ModuleType = kernels, sms: int = variant.comm_sms) -> torch.Tensor:
             with using(kernels):
                 return fused.run(q, o.out, CONFIGS[PLAIN], sms)[0]
 
