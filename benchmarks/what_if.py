@@ -12,9 +12,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from baselines import PLAIN, Contender
@@ -29,10 +30,11 @@ Edits = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel edited so, with this number of communicating SMs (all-gather)."""
+    """A kernel edited so, with this number of communicating SMs (all-gather), or with other constants (sums)."""
 
     edits: Edits
     comm_sms: int = 0
+    constants: dict[str, int] = field(default_factory=dict)
 
 
 _OWN_ROWS = (
@@ -59,10 +61,14 @@ TAKEN_OUT: dict[str, dict[str, Variant]] = {
     RS: {
         "sums not over the link": Variant([_LINK]), "no sums": Variant(_SUMS),
         "no sums, no waits": Variant([*_SUMS, _WAITS]),
+        "1 + 4 pieces": Variant([], 0, {"OUTS": 1, "PARTS": 4, "AHEAD": 4}),
+        "5 half stages, 3 + 3": Variant([], 0, {"BK": 32, "STAGES": 5, "OUTS": 3, "PARTS": 3}),
+        "6 half stages, 2 + 3": Variant([], 0, {"BK": 32, "STAGES": 6}),
     },
     AR: {"sums not over the link": Variant([_LINK])},
 }  # fmt: skip
-"""By operator: what is taken out, or put in (``pk.communicator(joins=True)``), and how."""
+"""By operator: what is taken out, put in (``pk.communicator(joins=True)``) or sized differently, and how.  n + m: pieces of
+results and of partial sums that are under way; half stages have 32 elements of K."""
 
 
 def module(operator: str, what: str) -> ModuleType:
@@ -93,14 +99,18 @@ def module(operator: str, what: str) -> ModuleType:
 
 
 @contextmanager
-def using(kernels: ModuleType) -> Iterator[None]:
-    """Inside, the operators launch ``kernels``."""
-    kept = fused.parallel_kernels
-    fused.parallel_kernels = kernels  # type: ignore[assignment]
+def using(kernels: ModuleType, constants: dict[str, int]) -> Iterator[None]:
+    """Inside, the operators launch ``kernels``, those of sums with these ``constants``."""
+    kept = fused.parallel_kernels, fused._summing
+
+    def summing(*given: Any) -> dict[str, Any]:
+        return kept[1](*given) | constants
+
+    fused.parallel_kernels, fused._summing = kernels, summing  # type: ignore[assignment]
     try:
         yield
     finally:
-        fused.parallel_kernels = kept
+        fused.parallel_kernels, fused._summing = kept
 
 
 def contenders(o: Operands) -> list[Contender]:
@@ -110,9 +120,9 @@ def contenders(o: Operands) -> list[Contender]:
     for what, variant in TAKEN_OUT[o.p.operator].items():
         kernels = module(o.p.operator, what)
 
-        def call(kernels: ModuleType = kernels, sms: int = variant.comm_sms) -> torch.Tensor:
-            with using(kernels):
-                return fused.run(q, o.out, CONFIGS[PLAIN], sms)[0]
+        def call(kernels: ModuleType = kernels, variant: Variant = variant) -> torch.Tensor:
+            with using(kernels, variant.constants):
+                return fused.run(q, o.out, CONFIGS[PLAIN], variant.comm_sms)[0]
 
         found.append(Contender(what, "part", call))
     return found
@@ -120,8 +130,11 @@ def contenders(o: Operands) -> list[Contender]:
 
 def compiled(p: Problem, world: int) -> list[tuple[str, Build]]:
     """What has to be compiled for :func:`contenders`: what is taken out, and the kernel's name and arguments."""
-    variants = TAKEN_OUT[p.operator].items()
-    return [(what, builds(p, [(PLAIN, variant.comm_sms)], world)[0]) for what, variant in variants]
+    found = []
+    for what, variant in TAKEN_OUT[p.operator].items():
+        name, arguments = builds(p, [(PLAIN, variant.comm_sms)], world)[0]
+        found.append((what, (name, arguments | variant.constants)))
+    return found
 
 
 def compile_part(operator: str, what: str, build: Build) -> str:
