@@ -67,8 +67,10 @@ TAKEN_OUT: dict[str, dict[str, Variant]] = {
     },
     AR: {"sums not over the link": Variant([_LINK])},
 }  # fmt: skip
-"""By operator: what is taken out, put in (``pk.communicator(joins=True)``) or sized differently, and how.  n + m: pieces
-of results and of partial sums that are under way; half stages have 32 elements of K."""
+"""By operator: what is taken out, put in (``pk.communicator(joins=True)``) or sized differently, and how.
+
+n + m: pieces of results and of partial sums that are under way; half stages have 32 elements of K.
+"""
 
 
 def module(operator: str, what: str) -> ModuleType:
