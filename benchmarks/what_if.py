@@ -61,6 +61,8 @@ TAKEN_OUT: dict[str, dict[str, Variant]] = {
     RS: {
         "sums not over the link": Variant([_LINK]), "no sums": Variant(_SUMS),
         "no sums, no waits": Variant([*_SUMS, _WAITS]),
+        "5 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5}),
+        "4 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 4, "AHEAD": 4}),
         "1 + 4 pieces": Variant([], 0, {"OUTS": 1, "PARTS": 4, "AHEAD": 4}),
         "5 half stages, 3 + 3": Variant([], 0, {"BK": 32, "STAGES": 5, "OUTS": 3, "PARTS": 3}),
         "6 half stages, 2 + 3": Variant([], 0, {"BK": 32, "STAGES": 6}),

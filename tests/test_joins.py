@@ -116,6 +116,8 @@ def test_blocks_that_join_too_late_are_a_deadlock() -> None:
     said = str(caught.value)
     assert "`waits_for_itself` deadlocks" in said
     assert "team: begins when the communicator of its block has ended" in said
+    assert "communicator's team: wait of done[1] needs 1" in said
+    assert "or drop joins=" in said
     assert "with pk.communicator(sms=1, joins=True):" in said
 
 
@@ -125,6 +127,26 @@ def test_it_is_not_explored() -> None:
     )
     assert found.ok
     assert "not every interleaving was explored: blocks that take tasks when their communicator has ended" in str(found)
+
+
+def test_a_communicator_warp_beside_one_that_joins_is_refused() -> None:
+    source = """
+    @pk.kernel
+    def k(x: pk.Global):
+        ring, seen = pk.pipeline(2, t=pk.shared((64, 64), x.dtype)), pk.signals(4)
+        with pk.communicator(sms=2, joins=True):
+            pk.wait(seen, 0, 1)
+        with pk.communicator():
+            pk.signal(seen, 0, pk.rank())
+        for m in pk.tasks(4, dynamic=True):
+            with pk.loader():
+                with ring.fill() as s:
+                    pk.load_async(s.t, x, (m, 0))
+            with pk.consumer():
+                with ring.drain() as s:
+                    t = pk.load(s.t)
+    """
+    assert "beside a communicator warp, line" in refusal(errors.WrongOperand, source)
 
 
 HEAD = "@pk.kernel\ndef k(x: pk.Global, N: pk.constexpr = 2):\n    seen = pk.signals(4)\n"
@@ -142,6 +164,13 @@ REFUSED: dict[str, tuple[type[errors.PkError], str, bool, str]] = {  # error, bo
         errors.WrongOperand, JOINS + "for a, b in pk.tasks(2, 2, cluster=2):\n        pk.signal(seen, a, pk.rank())\n",
         True, "cluster=2",
     ),
+    "no tasks": (
+        errors.WrongOperand, JOINS + "pk.signal(seen, 0, pk.rank())\npk.wait(seen, 0, 2)\n", False, "that has no tasks",
+    ),
+    "no SM": (
+        errors.WrongOperand, "with pk.communicator(sms=0, joins=True):\n    pk.wait(seen, 0, 1)\n", True,
+        "pk.communicator(sms=0)",
+    ),
     "no flag": (
         errors.NotConstant, "with pk.communicator(sms=2, joins=N):\n    pk.wait(seen, 0, 1)\n", True, "joins= is",
     ),
@@ -151,7 +180,8 @@ REFUSED: dict[str, tuple[type[errors.PkError], str, bool, str]] = {  # error, bo
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_join(name: str) -> None:
     kind, body, dynamic, words = REFUSED[name]
-    shown = refusal(kind, HEAD + textwrap.indent(body + TASKS.format(dynamic=dynamic), "    "))
+    tasks = "" if name == "no tasks" else TASKS.format(dynamic=dynamic)
+    shown = refusal(kind, HEAD + textwrap.indent(body + tasks, "    "))
     assert words in shown, shown
     assert "^\n" in shown, shown
     assert len(shown.splitlines()[-1]) > 20  # advice

@@ -29,6 +29,7 @@ def describe(plan: Plan) -> str:
 
 def _class(c: ClassPlan) -> list[str]:
     title = f"class {c.name}" + (f" ({c.sms} blocks)" if c.name != "compute" else "") + ", dynamic" * c.dynamic
+    title += ", joins" * c.joins
     private = [
         f"  shared {t.name} {'x'.join(map(str, t.tile.shape))} {t.tile.dtype} at {t.offset}, swizzle {t.swizzle}"
         for t in c.private

@@ -21,6 +21,7 @@ from pk.ir.budget import tile_bytes
 from pk.ir.layout import Layouts, exchange_slots
 from pk.ir.layout import groups as warpgroups
 from pk.ir.ops import TABLE
+from pk.ir.over import above
 from pk.ir.rules import RESERVED_SHARED
 from pk.ir.types import Tile
 
@@ -54,6 +55,13 @@ class PipelinePlan:
     empty_arrivals: int
     span: ir.Span = field(default=ir.NOWHERE, compare=False, repr=False)
     sharers: int = 1  # blocks of a cluster that fill each other's stages
+    over: str = ""  # the pipeline whose stages these are
+    above: str = ""  # the pipeline over these, which must have left a stage too before it is filled anew
+
+    @property
+    def memory(self) -> str:
+        """The pipeline that its stages are named after."""
+        return self.over or self.name
 
     def tile(self, name: str) -> TilePlan:
         """The tile called ``name``."""
@@ -330,7 +338,7 @@ def _pipelines(
 ) -> tuple[tuple[PipelinePlan, ...], int]:
     used = _stage_roles(body)
     shared = {o.pipeline for r in roles for s in r.shared_loads for o in s.operands if isinstance(o, ir.Shared)}
-    at, planned = 0, []
+    at, planned = 0, list[PipelinePlan]()
     for p in kernel.pipelines:
         if p.name not in used:
             continue
@@ -338,12 +346,10 @@ def _pipelines(
         tiles, size = _stage(p)
         full, empty = (4 * groups if ends[mode] == "consumer" else 1 for mode in ("fill", "drain"))  # one a warp
         sharers = cluster.BLOCKS if p.name in shared else 1
-        planned.append(
-            PipelinePlan(
-                p.name, p.stages, tiles, at, size, ends["fill"], ends["drain"], full, empty * sharers, p.span, sharers
-            )
-        )
-        at += p.stages * size
+        first = next((q.offset for q in planned if q.name == p.over), at)
+        sides, rings = (ends["fill"], ends["drain"], full, empty * sharers), (p.over, above(kernel, p.name))
+        planned.append(PipelinePlan(p.name, p.stages, tiles, first, size, *sides, p.span, sharers, *rings))
+        at += 0 if p.over else p.stages * size
     return tuple(planned), at
 
 

@@ -60,6 +60,7 @@ class Statements:
         self._path = Path()
         self._used = self._builtins.aliases.union(*(split.used(s) for s in split.statements(role.body)))
         self._lines = Lines(1)
+        self._flushed: tuple[str, ...] = ()  # pipelines whose stores the line before has waited for
         self._together = False  # in a branch that one thread takes, to make all loads of a stage
         self._pads = False  # in a task that a pair of blocks may have once too often
         self._adds = ""  # in a loop of signals that share one release: the C++ name of whether this thread adds
@@ -275,7 +276,15 @@ class Statements:
         else:
             self._lines.source(s.span)
         loads = s.mode == "fill" and self._role.kind in ("loader", "storer")
-        self._say(f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, loads=loads, at=self._at(s))
+        planned = self._plan.pipeline(s.pipeline)
+        waits = s.mode == "fill" and planned.above not in ("", *self._flushed)
+        if waits and self._plan.pipeline(planned.above).drainer == self._role.kind:  # it may hold what it waits for
+            self._say("flush", rings=[shared_member(planned.above)])
+        self._flushed = ()
+        self._say(
+            f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, loads=loads, at=self._at(s),
+            memory=shared_member(planned.memory), above=shared_member(planned.above) if planned.above else "",
+        )  # fmt: skip
         if loads and inflight.only_loads(s.body):
             self._loads(s.body, scope, ring, held)
         else:
@@ -363,7 +372,7 @@ class Statements:
         """Wait until the stores have read their stages, then free the last one."""
         if self._path.owed and not self._path.multiplying:
             self._say("flush", rings=[shared_member(p) for p in self._path.owed])
-            self._path.owed = []
+            self._flushed, self._path.owed = tuple(self._path.owed), []
 
     def _must_flush(self, s: ir.Statement) -> bool:
         """Whether a stage that stores have read must be free before ``s``: it blocks, or counts on another pipeline."""
@@ -411,6 +420,8 @@ class Statements:
         private = written.field if isinstance(written, ir.Shared) and written.private else ""
         if private:
             self._say("private_begin", tile=private)
+        elif isinstance(written, ir.Shared) and self._plan.pipeline(written.pipeline).over:
+            self._say("in_place", tile=written.field)
         self._lines.add(render.op(s.op, *operands, at=self._at(s), **attrs))
         if private:
             self._say("private_end", tile=private)

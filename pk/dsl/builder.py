@@ -238,7 +238,9 @@ class Builder:
         if self.communicator is not None:
             has_roles(tuple(self.compute), self.communicator)
         pipelines = tuple(
-            ir.Pipeline(p.name, p.stages, p.tiles, p.owner, p.span) for p in self.pipelines if p.owner is not None
+            ir.Pipeline(p.name, p.stages, p.tiles, p.owner, p.span, over=p.over.name if p.over else "")
+            for p in self.pipelines
+            if p.owner is not None
         )
         made = ir.Kernel(
             name, tuple(self.tensors), tuple(self.scalars), tuple(self.signals), tuple(self.scratch), pipelines,

@@ -120,6 +120,10 @@ def _builtin(r: Expressions, fn: Any, x: Any, node: ast.Call) -> Any:
 # ------------------------------------------------------------------------------------------- declarations
 def _pipeline(r: Expressions, a: Arguments, span: ir.Span) -> PipelineValue:
     r.b.require_top("pk.pipeline", span)
+    if a["over"] is not None:
+        return _over(a["over"], a["stages"], a["tiles"], span)
+    if a["stages"] is None:
+        raise errors.NotConstant("a pipeline without a number of stages", span, "Give it at least one.")
     stages = constant("the number of stages", a["stages"], span)
     if stages < 1:
         raise errors.WrongOperand(f"a pipeline of {stages} stages", span, "Give it at least one.")
@@ -133,6 +137,20 @@ def _pipeline(r: Expressions, a: Arguments, span: ir.Span) -> PipelineValue:
     if not tiles:
         raise errors.WrongOperand("a pipeline without tiles", span, "Name at least one: a=pk.shared(shape, dtype).")
     return PipelineValue(span, "", stages, tuple(tiles))
+
+
+def _over(base: Any, stages: Any, tiles: dict[str, Any], span: ir.Span) -> PipelineValue:
+    if not isinstance(base, PipelineValue):
+        raise errors.WrongOperand(
+            f"over= is {describe(base)}", span, "Pass a pipeline, whose stages the second one hands on."
+        )
+    if stages is not None or tiles:
+        raise errors.WrongOperand(
+            "a pipeline over another with stages or tiles of its own",
+            span,
+            f"It has those of `{base.name}`: write pk.pipeline(over={base.name}).",
+        )
+    return PipelineValue(span, "", base.stages, base.tiles, over=base)
 
 
 def _shared(r: Expressions, a: Arguments, span: ir.Span) -> SharedValue:

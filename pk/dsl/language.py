@@ -106,10 +106,14 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------------------- declarations
-def pipeline(stages: int, /, **tiles: Any) -> Any:
+def pipeline(stages: int | None = None, /, over: Any = None, **tiles: Any) -> Any:
     """A ring of ``stages`` sets of shared tiles between two roles: ``with p.fill() as s`` and ``with p.drain() as s``.
 
     One role fills, another drains, in the same order and equally often.  At the top of the kernel.
+
+    ``q = pk.pipeline(over=p)``: a second ring over the stages of ``p``.  The role that drains ``p`` changes them in
+    place, ``with p.drain() as s: with q.fill() as t: ...``, and hands them on to the role that drains ``q``, which may
+    be the one that fills ``p``; a stage is filled anew when it has left it.
     """
     _outside("pipeline")
 

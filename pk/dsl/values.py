@@ -89,6 +89,7 @@ class PipelineValue(Declared):
     stages: int = 0
     tiles: tuple[tuple[str, Tile], ...] = ()
     owner: str | None = None  # the class that uses it, once one does
+    over: PipelineValue | None = None  # whose stages these are as well
 
     def tile(self, name: str) -> Tile | None:
         """The tile of field ``name``, or None."""

@@ -23,14 +23,14 @@ def stage_bytes(p: ir.Pipeline) -> int:
 
 
 def pipeline_bytes(p: ir.Pipeline) -> int:
-    """Bytes of all stages of ``p``."""
-    return p.stages * stage_bytes(p)
+    """Bytes of all stages of ``p``, none if they are those of another."""
+    return 0 if p.over else p.stages * stage_bytes(p)
 
 
 def shared_memory(kernel: ir.Kernel) -> None:
     """Raise SharedMemoryExceeded, naming every pipeline's share and a fix, if a class needs more than a block has."""
     for owner, block in reversed(kernel.classes):
-        pipelines = [p for p in kernel.pipelines if p.owner == owner]
+        pipelines = [p for p in kernel.pipelines if p.owner == owner and not p.over]
         private = [t for t in kernel.shared if t.owner == owner]
         exchange = exchange_bytes(kernel, block)
         total = sum(map(pipeline_bytes, pipelines)) + sum(tile_bytes(t.type) for t in private) + exchange

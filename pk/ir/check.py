@@ -14,6 +14,7 @@ from pk.ir import budget, collective, communicator, layout, multiply, results, r
 from pk.ir import nodes as ir
 from pk.ir.balance import balance
 from pk.ir.ops import TABLE
+from pk.ir.over import over
 from pk.ir.schedule import schedule
 from pk.ir.split import roles_of, statements
 from pk.ir.types import BOOL, FLOAT, INT, Scalar, Tile, Type
@@ -35,10 +36,13 @@ def check(kernel: ir.Kernel) -> None:
         walk.statement(s, names)
     for c in kernel.communicators:
         walk.integer("sms=", c.sms, {}, c.span)
+        if isinstance(c.sms, ir.Const) and c.sms.value < 1:
+            raise errors.WrongOperand(f"pk.communicator(sms={c.sms.value})", c.span, "Give it one SM or more.")
     communicator.communicator(kernel)
     for name, body in (*kernel.classes[1:], kernel.classes[0]):
         _class(kernel, name, body, dict(names))
     schedule(kernel)
+    over(kernel)
     layout.check(kernel)
     vectors.check_rows(kernel)
     budget.shared_memory(kernel)

@@ -204,6 +204,8 @@ def _early(mode: str) -> Edit:
     def edit(p: Place) -> Iterator[Change]:
         s = p.statement
         if isinstance(s, ir.Stage) and s.mode == mode:
+            if mode == "fill" and any(q.name == s.pipeline and q.over for q in p.kernel.pipelines):
+                return  # it waits for nothing
             yield p.instead(f"`{s.pipeline}.{mode}()` of {_contents(p, s)} one use early", replace(s, early=1))
 
     return edit

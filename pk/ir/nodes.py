@@ -400,6 +400,8 @@ class Scratch:
 class Pipeline:
     """A ring of ``stages`` tile sets.  ``owner`` is the class of blocks whose roles use it, by name.
 
+    ``over``: these are the stages of another pipeline as well, see ``over.py``.
+
     ``by_rows``: tiles that ``gather_async`` or ``scatter_async`` copy row by row; their rows are plain and padded.
     """
 
@@ -409,6 +411,7 @@ class Pipeline:
     owner: str = "compute"
     span: Span = _span()
     by_rows: frozenset[str] = frozenset()
+    over: str = ""  # the pipeline whose stages these are as well
 
     def tile(self, field_name: str) -> Tile:
         """The tile called ``field_name``."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pk import errors
 from pk.ir import nodes as ir
 from pk.ir.ops import TABLE
-from pk.ir.split import beside_communicator, bodies, expressions, is_dynamic, needs, statements, walk
+from pk.ir.split import beside_communicator, bodies, communicator_of, expressions, is_dynamic, needs, statements, walk
 
 CLUSTER = 2  # blocks of a cluster
 MAX_TEAMS = 3
@@ -44,10 +44,19 @@ def _joins(kernel: ir.Kernel) -> None:
             "Only the blocks of a single one can join: put both bodies into one, or drop joins=.",
         )
     if not is_dynamic(kernel.compute):
+        tasks = any(isinstance(s, ir.Tasks) for s in statements(kernel.compute))
+        what = "whose tasks are dealt to the blocks beforehand" if tasks else "that has no tasks"
         raise errors.WrongOperand(
-            "pk.communicator(joins=True) in a kernel whose tasks are dealt to the blocks beforehand",
+            f"pk.communicator(joins=True) in a kernel {what}",
             found.span,
             "Its blocks come late and would hold up their share: write pk.tasks(..., dynamic=True), or drop joins=.",
+        )
+    warp = communicator_of(kernel.compute)
+    if warp is not None:
+        raise errors.WrongOperand(
+            f"pk.communicator(joins=True) beside a communicator warp, line {warp.span.line}",
+            found.span,
+            "Tasks of that warp are dealt to all blocks beforehand, and these come late: drop joins=, or the warp.",
         )
     for s in statements(found.body):
         if isinstance(s, ir.Tasks) and s.cluster > 1:

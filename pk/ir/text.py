@@ -42,7 +42,9 @@ class _Printer:
             lines.append("  constants " + ", ".join(f"{name}={value!r}" for name, value in k.constants))
         for p in k.pipelines:
             tiles = ", ".join(f"{name}={_extents(t)} {t.dtype}" for name, t in p.tiles)
-            lines.append(f"  pipeline {p.name} = {p.stages} x ({tiles}), {p.owner}")
+            lines.append(
+                f"  pipeline {p.name} = {f'over {p.over}' if p.over else f'{p.stages} x ({tiles})'}, {p.owner}"
+            )
         lines += [f"  shared {t.name} = {_extents(t.type)} {t.type.dtype}, {t.owner}" for t in k.shared]
         lines += [f"  signals {s.name}[{self.items(s.shape)}]" for s in k.signals]
         lines += [f"  scratch {s.name}[{self.items(s.shape)}] {s.dtype}" for s in k.scratch]

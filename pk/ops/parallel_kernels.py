@@ -57,14 +57,47 @@ def epilogue(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
 
 
 @pk.function
-def finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION):
+def epilogue_in_place(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
+    """The same where ``output`` is over ``parts``: each piece replaces the last partial sum that it adds."""
+    for j in pk.static_range(BN // P):
+        start, stop = j * P, (j + 1) * P
+        r = acc[:, start:stop]
+        if factor is not None:
+            r = r * factor
+        if scale is not None:
+            r = r * pk.load(scale)[:, start:stop]
+        for _ in pk.range(parts_before(last)):
+            with parts.drain() as s:
+                r = r + pk.load(s.c)
+                with output.fill():
+                    pass
+        with parts.drain() as s:
+            if last:
+                if pk.world_size() > 1:
+                    r = r + pk.load(s.c)
+                if bias is not None:
+                    r = r + pk.load(bias)[:, start:stop]
+                r = activated(r, ACTIVATION)
+            with output.fill() as t:
+                pk.store(t.c, r)
+
+
+@pk.function
+def parts_before(last):
+    """Partial sums of a piece but for the last one, in whose stage the result is."""
+    return pk.max(pk.world_size() - 2, 0) if last else 0
+
+
+@pk.function
+def finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION, IN_PLACE=False):
     """The epilogue, with the vectors of this column tile in shared memory if there are any."""
+    body = epilogue_in_place if IN_PLACE else epilogue
     if vectors is None:
-        epilogue(output, acc, parts, factor, None, None, last, BN, P, ACTIVATION)
+        body(output, acc, parts, factor, None, None, last, BN, P, ACTIVATION)
     else:
         with vectors.drain() as v:
             cols, added = None if scale is None else v.scale, None if bias is None else v.bias
-            epilogue(output, acc, parts, factor, cols, added, last, BN, P, ACTIVATION)
+            body(output, acc, parts, factor, cols, added, last, BN, P, ACTIVATION)
 
 
 @pk.function
@@ -119,6 +152,43 @@ def put_sums(output, parts, part, row, dst, peers, m, n, BN, P, AHEAD):
 
 
 @pk.function
+def hand_on(output, parts, part, row, dst, m, n, last, BN, P, AHEAD):
+    """Storer's half in place, of own tiles and of others': stages go to the consumer, AHEAD of them, with the partial
+    sums that it adds or empty, and come back with what is to be stored.
+    """
+    me, count, pieces = pk.rank(), parts_before(last) + 1, BN // P
+    first = pk.min(AHEAD, pieces * count)
+    for u in pk.range(first):
+        lend(parts, part, row, n * pieces + u // count, u % count, last)
+    for u in pk.range(pieces * count - first):
+        take_back(output, part[me], row, dst, m, n * pieces + u // count, u % count == count - 1, last)
+        v = u + first
+        lend(parts, part, row, n * pieces + v // count, v % count, last)
+    for u in pk.range(first):
+        v = u + pieces * count - first
+        take_back(output, part[me], row, dst, m, n * pieces + v // count, v % count == count - 1, last)
+
+
+@pk.function
+def lend(parts, part, row, column, q, last):
+    """A stage for the consumer, with the partial sum of the q-th rank behind this one."""
+    with parts.fill() as s:
+        if last and pk.world_size() > 1:
+            pk.load_async(s.c, part[(pk.rank() + 1 + q) % pk.world_size()], (*row, column))
+
+
+@pk.function
+def take_back(output, mine, row, dst, m, column, whole, last):
+    """A stage from the consumer, which holds a piece if it is ``whole``."""
+    with output.drain() as s:
+        if whole:
+            if last:
+                pk.store_async(dst, s.c, (m, column))
+            else:
+                pk.store_async(mine, s.c, (*row, column))
+
+
+@pk.function
 def owner_of(step, turn, STEPS, SHIFT):
     """The rank whose tile task (step, turn) is: all in turn, from the next one on, shifted by SHIFT every STEPS steps.
 
@@ -131,7 +201,7 @@ def owner_of(step, turn, STEPS, SHIFT):
 @pk.function
 def summed_tile(
     inputs, output, vectors, parts, a, row, b, c, peers, m, n, owner, part, arrived, done, row_scale, scale, bias,
-    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD,
+    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD, IN_PLACE=False,
 ):  # fmt: skip
     """All roles' halves of a tile of a sum over ranks: A and partial sums at ``row``, C at ``m``.  Its owner adds the
     partial sums that the others have in ``part`` and writes ``c``, and ``peers`` (with a signal ``done``) if not None.
@@ -147,16 +217,21 @@ def summed_tile(
     with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
         factor = None if row_scale is None else pk.load(row_scale, (*row, 0), (BM, 1))
         acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
-        finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION)
+        finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION, IN_PLACE)
     with pk.storer():
         if last:
             pk.wait(arrived, (m, n), W - 1)
+        if IN_PLACE:
+            hand_on(output, parts, part, row, c, m, n, last, BN, P, AHEAD)
+        elif last:
             put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)
+        else:
+            put_rows(output, part[me], row, n, BN, P)
+        if last:
             if peers is not None:
                 for r in pk.ranks_from(me + 1, W - 1):
                     pk.signal(done, (m, n), r)
         else:
-            put_rows(output, part[me], row, n, BN, P)
             pk.signal(arrived, (m, n), owner)
 
 
@@ -249,7 +324,8 @@ def matmul_reduce_scatter_ordered(
     BM: pk.constexpr = 128, BN: pk.constexpr = 256, BK: pk.constexpr = 64, P: pk.constexpr = 64,
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
-    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 2, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 2, IN_PLACE: pk.constexpr = False, B_T: pk.constexpr = False,
+    ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a[me] @ b * scales + bias).
 
@@ -259,6 +335,7 @@ def matmul_reduce_scatter_ordered(
     """
     inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     parts = pk.pipeline(PARTS, c=pk.shared((BM, P), c.dtype))
+    changed = pk.pipeline(over=parts) if IN_PLACE else output
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     lag = pk.min(LAG, rows * cols)
     part = pk.scratch((W, c.rows, c.cols), c.dtype)  # [owner, row, col]
@@ -269,9 +346,9 @@ def matmul_reduce_scatter_ordered(
         if t >= 0 and t < rows * cols:
             m, n = place(t, rows, cols, GROUP)
             summed_tile(
-                inputs, output, vectors, parts, a, (owner, m), b, c, None, m, n, owner, part, arrived, None,
+                inputs, changed, vectors, parts, a, (owner, m), b, c, None, m, n, owner, part, arrived, None,
                 row_scale, scale, bias,
-                BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD,
+                BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD, IN_PLACE,
             )  # fmt: skip
 
 

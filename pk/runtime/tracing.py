@@ -74,7 +74,8 @@ class Tracer:
         for block, place in zip(*np.nonzero(logs["begin"][:, :, 0]), strict=True):
             log = logs[block, place]
             count, lost = int(log[0]["begin"]), int(log[0]["waited"])
-            rows.append(row(log[1:count], taken.source.sites, self.group.rank, int(block), int(place), lost))
+            where = self.group.rank, int(block), int(place), lost
+            rows += [row(part, taken.source.sites, *where) for part in parts(log[1:count])]
         return rows
 
     def free(self) -> None:
@@ -82,6 +83,12 @@ class Tracer:
         if self._base:
             self.group.driver.free(self.group.gpu, self._base)
             self._base = 0
+
+
+def parts(log: Any) -> list[Any]:
+    """The notes of one role, or of two: a block of ``pk.communicator(joins=True)`` has one first and another behind."""
+    stamps = np.flatnonzero(log["what"] >> 16 == _STAMP)
+    return [log[a : b + 1] for a, b in zip(stamps[::2], stamps[1::2], strict=False)]
 
 
 def row(log: Any, sites: tuple[Site, ...], rank: int, block: int, place: int, lost: int = 0) -> Row:

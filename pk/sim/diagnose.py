@@ -44,8 +44,10 @@ class Stuck:
         """One side of a finding."""
         r = self.role
         what = f"{self.op} needs {self.needed}, sees {self.seen}{more}"
+        if self.site.op == "joins":
+            what = f"begins when the communicator of its block has ended{more}"
         stage = f"{self.site.what}{indexed(self.counter)}" if self.site.op in STAGE_OPS else ""
-        return Place(r.rank, r.block, r.kind, what, self.site.span, self.task, stage, self.last)
+        return Place(r.rank, r.block, r.title, what, self.site.span, self.task, stage, self.last)
 
     @property
     def op(self) -> str:
@@ -136,7 +138,7 @@ class _Case:
         r = s.role
         waits = [t for t in self.stuck if (t.role.rank, t.role.block) == (r.rank, r.block) and t is not s]
         stage, done = f"{s.counter.name}{indexed(s.counter)}", {"fill": "filled", "drain": "drained"}[other]
-        message = f"the {r.kind} needs stage {stage} {done} {s.needed} times, and it is {done} only {s.seen}"
+        message = f"the {r.title} needs stage {stage} {done} {s.needed} times, and it is {done} only {s.seen}"
         return message, "deadlock", (s.place(), *(t.place() for t in waits[: SHOWN - 1])), PIPELINE
 
     # ---------------------------------------------------------------------------------- blocks without room
@@ -188,13 +190,17 @@ class _Case:
             places.append(s.place(f"; {who} {how}{line}{task}"))
         s, g = circle[0]
         if len(circle) == 1:
-            message = f"the {s.role.kind} waits for itself: {s.op} comes before the line that ends it ({g.span.line})"
+            message = f"the {s.role.title} waits for itself: {s.op} comes before the line that ends it ({g.span.line})"
             advice = "Signal before the wait, or let another role do one of the two."
         else:
             message = f"{len(circle)} roles wait for each other in a circle"
             pipes = all(s.site.op in STAGE_OPS for s, _ in circle)
             more = ", or give the pipeline more stages" if any(s.site.op in STAGE_OPS for s, _ in circle) else ""
             advice = PIPELINE if pipes else f"Let one of them signal before it waits{more}."
+            if any(s.site.op == "joins" for s, _ in circle):
+                advice = (
+                    "Let the communicator wait for no task that only its own blocks may be left to do, or drop joins=."
+                )
         if len(places) > 2 * SHOWN:
             message += f"; {2 * SHOWN} of them are shown"
         return message, "deadlock", tuple(places[: 2 * SHOWN]), advice
@@ -292,13 +298,13 @@ def _stuck(role: Role) -> Stuck:
 def _giver(g: Gift, before: str = "") -> Place:
     r = g.role
     what = f"{before}would add {g.value} to {g.counter.name}{indexed(g.counter)}"
-    return Place(r.rank, r.block, r.kind, what, g.span, g.task, last=synchronised(r.passed))
+    return Place(r.rank, r.block, r.title, what, g.span, g.task, last=synchronised(r.passed))
 
 
 def _who(me: Role, other: Role) -> str:
     if (me.rank, me.block) == (other.rank, other.block):
-        return f"the {other.kind} of this block"
-    return f"rank {other.rank}, block {other.block}, {other.kind}"
+        return f"the {other.title} of this block"
+    return f"rank {other.rank}, block {other.block}, {other.title}"
 
 
 def _task(task: tuple[tuple[str, int], ...]) -> str:

@@ -127,6 +127,11 @@ class Role:
             self.blocked = wait
             counter.waiters.append((needed, self))
 
+    @property
+    def title(self) -> str:
+        """Its kind; of a block that joins, which class it belongs to, too."""
+        return self.kind if self.joins is None else f"communicator's {self.kind}"
+
     def leave(self) -> None:
         """Its program has ended."""
         if self.joins is not None:
@@ -136,7 +141,7 @@ class Role:
         """This role, for messages."""
         names, values = self.task
         task = f" at task {', '.join(f'{n}={v}' for n, v in zip(names, values, strict=True))}" if names else ""
-        return f"rank {self.rank}, block {self.block}, {self.kind}{task}"
+        return f"rank {self.rank}, block {self.block}, {self.title}{task}"
 
     def fail(self, site: Site, what: str) -> errors.SimulationError:
         """The error for something this role must not do."""

@@ -84,12 +84,17 @@ class Stage:
 
     __slots__ = ("_leaving", "_pending", "at", "empty", "full", "launch", "pipeline", "tiles")
 
-    def __init__(self, launch: Launch, pipeline: ir.Pipeline, at: int, rank: int, block: int) -> None:
+    def __init__(
+        self, launch: Launch, pipeline: ir.Pipeline, at: int, rank: int, block: int, base: Stage | None = None
+    ) -> None:
         self.launch, self.pipeline, self.at = launch, pipeline.name, at
         self.full = Counter(launch.schedule, pipeline.name, (at,))
         self.empty = Counter(launch.schedule, pipeline.name, (at,))
         self.tiles: dict[str, SharedTile] = {}
         for field, tile in pipeline.tiles:
+            if base is not None:  # the same memory
+                self.tiles[field] = SharedTile(self, base.tiles[field].buffer)
+                continue
             array = poisoned(tile.shape, tile.dtype)
             name = f"{pipeline.name}[{at}].{field}"
             self.tiles[field] = SharedTile(self, Buffer(name, rank, block, array, tile.dtype))
@@ -129,12 +134,15 @@ def private_tile(launch: Launch, declared: ir.SharedTile, rank: int, block: int)
 
 
 class Ring:
-    """A pipeline of one block.  Each role counts its own fills and drains."""
+    """A pipeline of one block.  Each role counts its own fills and drains.  ``over``: in the stages of another."""
 
-    __slots__ = ("stages",)
+    __slots__ = ("over", "stages")
 
-    def __init__(self, launch: Launch, pipeline: ir.Pipeline, rank: int, block: int) -> None:
-        self.stages = [Stage(launch, pipeline, i, rank, block) for i in range(pipeline.stages)]
+    def __init__(self, launch: Launch, pipeline: ir.Pipeline, rank: int, block: int, base: Ring | None = None) -> None:
+        self.over = base is not None
+        self.stages: list[Stage] = [
+            Stage(launch, pipeline, i, rank, block, base.stages[i] if base else None) for i in range(pipeline.stages)
+        ]
 
 
 # ------------------------------------------------------------------------------------------------- operands

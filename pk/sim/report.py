@@ -62,7 +62,7 @@ def _blocked(role: Role) -> errors.BlockedRole:
     return errors.BlockedRole(
         role.rank,
         role.block,
-        role.kind,
+        role.title,
         site.op,
         counter.name,
         counter.index,

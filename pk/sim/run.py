@@ -179,7 +179,9 @@ def _populate(kernel: ir.Kernel, launch: machine.Launch, blocks_of: dict[str, ra
             work = Work()
             for index, block in enumerate(blocks):
                 claims = Claims(launch, work, roles[0].kind) if dynamic else None
-                rings = {p.name: machine.Ring(launch, p, rank, block) for p in pipelines}
+                rings: dict[str, machine.Ring] = {}
+                for p in pipelines:
+                    rings[p.name] = machine.Ring(launch, p, rank, block, rings.get(p.over))
                 private = {
                     t.name: machine.private_tile(launch, t, rank, block) for t in kernel.shared if t.owner == owner
                 }

@@ -51,6 +51,14 @@ def skeleton(
             "this communicator",
             "Explore the kernel without joins=True, and simulate it with many schedules.",
         )
+    shared = next((p for p in kernel.pipelines if p.over), None)
+    if shared is not None:
+        raise NotExplorable(
+            f"the stages of `{shared.over}`, which `{shared.name}` is over",
+            shared.span,
+            "this pipeline",
+            "Explore the kernel with stages of its own for each, and simulate it with many schedules.",
+        )
     made = Skeleton(kernel, shapes, scalars)
     blocks_of = blocks_of_classes(kernel, sms, made.values[0])
     for rank in range(made.world):

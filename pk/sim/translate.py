@@ -50,6 +50,7 @@ class RoleProgram:
 def translate(kernel: ir.Kernel, block: ir.Block, kind: ir.RoleKind) -> RoleProgram:
     """Role ``kind`` of a class, whose body (without the prologue) is ``block``."""
     writer = _Writer(Layouts(slice_role(block, kind), role_warps(kernel, block, kind)))
+    writer.above = {p.over: p.name for p in kernel.pipelines if p.over}
     writer.function(slice_role(kernel.prologue + block, kind))
     text = "\n".join(writer.lines) + "\n"
     file = f"<pk simulator: {kernel.name}, {kind} {id(writer):x}>"
@@ -90,6 +91,7 @@ class _Writer:
         self._span = ir.NOWHERE
         self._variables: dict[str, str] = {}
         self._pipelines: dict[str, str] = {}
+        self.above: dict[str, str] = {}  # pipelines over others, by these
 
     # ---------------------------------------------------------------------------------------------- text
     def line(self, text: str) -> None:
@@ -226,10 +228,15 @@ class _Writer:
         )
         use = f"{cursor} // len(ring_{p})" + ("" if s.mode == "fill" else " + 1") + f" - {s.early}" * (s.early > 0)
         self.line(f"held_{p} = ring_{p}[{cursor} % len(ring_{p})]")
-        self.line(f"yield held_{p}.{counter}, {use}, {site}")
+        if s.mode == "fill" and s.pipeline in self.above:
+            above = self.above[s.pipeline]
+            there = self.site("fill", above, s.span)
+            self.line(f"yield ring_{self.pipeline(above)}[held_{p}.at].empty, {use}, {there}")
+        if s.mode == "drain" or s.pipeline not in self.above.values():  # else the fill below has waited
+            self.line(f"yield held_{p}.{counter}, {use}, {site}")
+            if s.mode == "fill":
+                self.line(f"held_{p}.enter_fill()")
         self.line(f"{cursor} += 1")
-        if s.mode == "fill":
-            self.line(f"held_{p}.enter_fill()")
         self.block(s.body)
         self._span = s.span
         self.line(f"held_{p}.leave(role, held_{p}.{leave})")

@@ -169,8 +169,10 @@ class Written:
     def wait_done(self, role: Role, counter: Counter, site: Site) -> None:
         """A stage that is filled anew holds nothing."""
         if site.op == "fill":
-            stage = role.rings[site.what].stages[counter.index[0]]
-            self._tiles.update((role.rank, role.block, t.buffer.name) for t in stage.tiles.values())
+            ring = role.rings[site.what]
+            if not ring.over:
+                stage = ring.stages[counter.index[0]]
+                self._tiles.update((role.rank, role.block, t.buffer.name) for t in stage.tiles.values())
 
     def access(self, access: Access) -> None:
         """A read, write or add that is about to happen."""

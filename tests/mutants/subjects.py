@@ -72,6 +72,12 @@ def _gemms() -> list[Subject]:
             GEMM | {"PARTS": 2},
         ),
         Subject(
+            "ops.matmul_reduce_scatter_in_place",
+            ops.matmul_reduce_scatter_ordered,
+            (*two_three(both(False)), Problem(4, both(False))),
+            GEMM | {"PARTS": 1, "AHEAD": 1, "IN_PLACE": True},
+        ),
+        Subject(
             "01.matmul_reduce_scatter",
             example("01_matmul_reduce_scatter").matmul_reduce_scatter,
             two_three(both(True)),

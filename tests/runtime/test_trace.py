@@ -81,6 +81,12 @@ int main(int argc, char** argv) {
         l->passed(l->comes(0, 1));
         l->close();
     }
+    if (argc > 2) {  // the block joins
+        trace_log again;
+        again.open(ctx, true, 0);
+        again.passed(again.comes(1, 2));
+        again.close();
+    }
     fwrite(notes, sizeof(trace_note), 2 * trace_logs * room, stdout);
 }
 """
@@ -99,8 +105,8 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     flags = ["-std=c++17", "-DPK_TRACE", f"-I{folder}", f"-I{INCLUDE}"]
     subprocess.run([compiler, *flags, folder / "main.cpp", "-o", folder / "main"], check=True)
 
-    def run(room: int) -> Any:
-        done = subprocess.run([folder / "main", str(room)], check=True, capture_output=True)
+    def run(room: int, *joins: str) -> Any:
+        done = subprocess.run([folder / "main", str(room), *joins], check=True, capture_output=True)
         return np.frombuffer(done.stdout, device._NOTE).reshape(2, device.LOGS, room)
 
     return run
@@ -122,6 +128,19 @@ def test_the_device_notes_sites_tasks_and_waits(noted: Any) -> None:
     assert [s.waited for s in row.spans] == [60, 20, 20, 20]
     assert [s.end - s.begin for s in row.spans] == [120, 40, 40, 40]
     assert row.begin == 1796000000000000001 and row.end - row.begin == 2 * 10 * 15
+
+
+def test_a_block_that_joins_has_two_rows(noted: Any) -> None:
+    for room, rows in ((64, 2), (10, 1), (5, 1)):
+        log = noted(room, "joins")[1, 0]
+        found = [device.row(p, SITES, 0, 1, 0) for p in device.parts(log[1 : int(log[0]["begin"])])]
+        assert len(found) == rows
+        assert found[0].role == "loader"
+        assert all(r.begin <= s.begin <= s.end <= r.end for r in found for s in r.spans)
+    first, second = (device.row(p, SITES, 0, 1, 0) for p in device.parts(noted(64, "joins")[1, 0][1:12]))
+    assert len(first.spans) == 4
+    assert [(s.site, s.index) for s in second.spans] == [(WAIT, 2)]
+    assert first.end < second.begin
 
 
 def test_notes_without_room_are_counted_and_the_end_is_kept(noted: Any) -> None:

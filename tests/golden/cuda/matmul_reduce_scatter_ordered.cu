@@ -3,7 +3,7 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 PARTS=3 AHEAD=2 B_T=False ACTIVATION=none
+//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 PARTS=3 AHEAD=2 IN_PLACE=False B_T=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 3 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
@@ -344,6 +344,9 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 // pk.wait(arrived, (m, n), W - 1)
                 deferred.flush(role);
                 wait(role, arrived, arrived.index(m, n), W_1 - 1, SITE_ARRIVED_WAIT);
+            }
+            // elif last:
+            if (last) {
                 // feed_piece(parts, part, row, n * (BN // P) + j)
                 const int column = n * 4;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
@@ -482,6 +485,10 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
+            }
+            // if last:
+            if (last) {
+            } else {
                 // pk.signal(arrived, (m, n), owner)
                 deferred.signal(role, arrived, arrived.index(m, n), owner, 1, SITE_ARRIVED_SIGNAL);
             }

@@ -54,14 +54,15 @@ PK_DEVICE bool wait_ranks(const Role& role, const u64* words, u32 late, u64 limi
 }
 
 /// The launch warp of every block.  Block 0 tells every rank that this one has begun; each block waits until all have,
-/// on behalf of its roles (`enter`); block 0 then clears the other counter set for the next launch.
+/// on behalf of its roles (`enter`); block 0 then clears the other counter set for the next launch.  `again`: the block
+/// has done so in this launch, and waits only.
 template <class Role>
-PK_DEVICE void launch_open(Role& role, int site) {
+PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
     const context& ctx = role.ctx;
     header* own = ctx.own();
     const u32 gen = role.launch.gen;
     const int lane = lane_index();
-    if (blockIdx.x == 0) {
+    if (blockIdx.x == 0 && !again) {
         if (lane == 0) st_relaxed_gpu(&own->used[gen & 1], ctx.counters);
         if (ctx.world > 1 && lane < static_cast<int>(ctx.world))
             st_release_sys(&ctx.of(lane)->entry[ctx.rank], launch_word(ctx.hash, gen + 1));
@@ -71,7 +72,7 @@ PK_DEVICE void launch_open(Role& role, int site) {
     if (ctx.world > 1) role.dead = !wait_ranks(role, own->entry, REASON_ENTRY, ctx.entry_timeout_ns, site);
     role.log.passed(since);
     if (elect_one()) mbarrier_arrive(role.launch.entered);
-    if (blockIdx.x == 0 && !role.dead) {
+    if (blockIdx.x == 0 && !again && !role.dead) {
         // Kernel end orders these zeros before the launch that counts on them.
         const u32 other = (gen & 1) ^ 1;
         const u32 stale = ld_relaxed_gpu(&own->used[other]);

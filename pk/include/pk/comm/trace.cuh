@@ -33,6 +33,7 @@ struct trace_log {
         if (!reports || ctx.trace == 0) return;
         room = ctx.trace_notes - 1;  // the last is for the stamp of `close`
         notes = reinterpret_cast<trace_note*>(ctx.trace) + (blockIdx.x * trace_logs + place) * ctx.trace_notes;
+        if (notes->begin != 0) count = notes->begin;  // of a block that has communicated, and computes now
         add(stamp());
     }
 
