@@ -47,7 +47,7 @@ _SUMS: Edits = [
     ("put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)", "put_rows(output, c, (m,), n, BN, P)"),
     ("        finish_rows(output, acc, parts, vectors", "        finish_rows(output, acc, None, vectors"),
 ]
-_WAITS = ("            pk.wait(arrived, (m, n), W - 1)\n", "")
+_WAITS = ("pk.wait(arrived, (m, n), W - 1)", "pk.wait(arrived, (m, n), 0)")
 
 _JOINS = ("JOIN: pk.constexpr = False", "JOIN: pk.constexpr = True")
 _SENT_BY_SMS = ("pk.tasks(rows, PARTS, group=1)", "pk.tasks(rows * 0, PARTS, group=1)")

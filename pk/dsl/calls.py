@@ -247,7 +247,14 @@ def _flag(name: str, value: Any, span: ir.Span) -> bool:
 
 def _communicator(r: Expressions, a: Arguments, span: ir.Span) -> CommunicatorValue:
     sms = None if a["sms"] is None else integer("sms=", a["sms"], span)
-    return CommunicatorValue(sms, _flag("joins", a["joins"], span))
+    joins = _flag("joins", a["joins"], span)
+    if sms is None and joins:
+        raise errors.WrongOperand(
+            "pk.communicator(joins=True) without sms=",
+            span,
+            "A communicator warp stands in blocks that compute anyhow: drop joins=, or give it SMs of its own.",
+        )
+    return CommunicatorValue(sms, joins)
 
 
 # --------------------------------------------------------------------------------------- scalars and tiles

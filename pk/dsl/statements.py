@@ -379,12 +379,6 @@ class Reader(Expressions):
         warp = value.sms is None
         if warp and self.b.communicator is not None:
             raise communicator.twice(self.b.communicator, span)
-        if warp and value.joins:
-            raise errors.WrongOperand(
-                "pk.communicator(joins=True) without sms=",
-                span,
-                "A communicator warp stands in blocks that compute anyhow: drop joins=, or give it SMs of its own.",
-            )
         sms = ir.const(0) if warp else self.b.closed(integer("sms=", value.sms, span), "sms=", span)
         self.b.begin()
         before = dict(self.frame.names)

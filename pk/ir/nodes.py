@@ -398,9 +398,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A ring of ``stages`` tile sets.  ``owner`` is the class of blocks whose roles use it, by name.
-
-    ``over``: these are the stages of another pipeline as well, see ``over.py``.
+    """A ring of ``stages`` tile sets, used by the roles of class ``owner``; ``over``: with the stages of another.
 
     ``by_rows``: tiles that ``gather_async`` or ``scatter_async`` copy row by row; their rows are plain and padded.
     """
@@ -411,7 +409,7 @@ class Pipeline:
     owner: str = "compute"
     span: Span = _span()
     by_rows: frozenset[str] = frozenset()
-    over: str = ""  # the pipeline whose stages these are as well
+    over: str = ""
 
     def tile(self, field_name: str) -> Tile:
         """The tile called ``field_name``."""
@@ -430,9 +428,8 @@ class SharedTile:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body.
-
-    ``joins``: and then take tasks as the blocks that compute do.
+    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body, and
+    with ``joins`` then take tasks as the blocks that compute do.
     """
 
     sms: Expr
