@@ -428,8 +428,8 @@ class SharedTile:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body, and
-    with ``joins`` then take tasks as the blocks that compute do.
+    """``with pk.communicator(sms=k)``: k whole SMs (clipped to half the blocks, at least 1) that run only this body;
+    ``joins``: and then take tasks as the blocks that compute do.
     """
 
     sms: Expr
