@@ -219,19 +219,20 @@ def summed_tile(
         acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
         finish_rows(output, acc, parts, vectors, factor, scale, bias, last, BN, P, ACTIVATION, IN_PLACE)
     with pk.storer():
-        if last:
-            pk.wait(arrived, (m, n), W - 1)
         if IN_PLACE:
+            if last:
+                pk.wait(arrived, (m, n), W - 1)
             hand_on(output, parts, part, row, c, m, n, last, BN, P, AHEAD)
+            if owner != me:
+                pk.signal(arrived, (m, n), owner)
         elif last:
+            pk.wait(arrived, (m, n), W - 1)
             put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)
-        else:
-            put_rows(output, part[me], row, n, BN, P)
-        if last:
             if peers is not None:
                 for r in pk.ranks_from(me + 1, W - 1):
                     pk.signal(done, (m, n), r)
         else:
+            put_rows(output, part[me], row, n, BN, P)
             pk.signal(arrived, (m, n), owner)
 
 

@@ -339,14 +339,11 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
             const int W_1 = W;
             // last = owner == me
             const bool last = owner == me_1;
-            // if last:
+            // elif last:
             if (last) {
                 // pk.wait(arrived, (m, n), W - 1)
                 deferred.flush(role);
                 wait(role, arrived, arrived.index(m, n), W_1 - 1, SITE_ARRIVED_WAIT);
-            }
-            // elif last:
-            if (last) {
                 // feed_piece(parts, part, row, n * (BN // P) + j)
                 const int column = n * 4;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
@@ -485,10 +482,6 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
-            }
-            // if last:
-            if (last) {
-            } else {
                 // pk.signal(arrived, (m, n), owner)
                 deferred.signal(role, arrived, arrived.index(m, n), owner, 1, SITE_ARRIVED_SIGNAL);
             }
