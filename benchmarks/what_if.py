@@ -67,7 +67,10 @@ TAKEN_OUT: dict[str, dict[str, Variant]] = {
         "5 half stages, 3 + 3": Variant([], 0, {"BK": 32, "STAGES": 5, "OUTS": 3, "PARTS": 3}),
         "6 half stages, 2 + 3": Variant([], 0, {"BK": 32, "STAGES": 6}),
     },
-    AR: {"sums not over the link": Variant([_LINK])},
+    AR: {
+        "sums not over the link": Variant([_LINK]),
+        "5 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5}),
+    },
 }  # fmt: skip
 """By operator: what is taken out, put in (``pk.communicator(joins=True)``) or sized differently, and how.
 

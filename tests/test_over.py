@@ -176,6 +176,30 @@ def test_sums_have_the_same_bits(world: int) -> None:
         assert torch.equal(plain, in_place)
 
 
+def reduced(rank: int, world: int, shape: tuple[int, int, int], symmetric: bool) -> list[torch.Tensor]:
+    m, n, k = shape
+    a, b = numbers(m, k, seed=rank), numbers(k, n, seed=50 + rank)
+    results = []
+    for options in ({}, {"IN_PLACE": True, "PARTS": 3, "AHEAD": 3}, {"IN_PLACE": True, "PARTS": 1, "AHEAD": 1}):
+        made = pk.empty((m, n), torch.bfloat16) if symmetric else torch.empty(m, n, dtype=torch.bfloat16)
+        parallel_kernels.matmul_all_reduce_ordered(
+            a=a, b=b, **{"c" if symmetric else "out": made}, ACTIVATION="relu", sms=4, PR=16, **SMALL, **options
+        )
+        pk.synchronize()
+        results.append(made.clone())
+    return results
+
+
+@pytest.mark.parametrize("world", range(1, 9))
+def test_sums_on_every_rank_have_the_same_bits(world: int) -> None:
+    shape = [(136, 72, 64), (8, 8, 8), (64, 200, 40)][world % 3]
+    every = pk.spawn(reduced, world, "sim", (world, shape, world % 2 == 0))
+    for plain, *in_place in every:
+        assert torch.isfinite(plain).all()
+        assert torch.equal(plain, every[0][0])
+        assert all(torch.equal(plain, x) for x in in_place)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_checker_finds_nothing_in_sums(world: int) -> None:
     found = pk.check(

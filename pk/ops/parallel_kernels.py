@@ -145,14 +145,20 @@ def put_sums(output, parts, part, row, dst, peers, m, n, BN, P, AHEAD):
         if j + AHEAD < BN // P:
             feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
         with output.drain() as s:
-            pk.store_async(dst, s.c, (m, n * (BN // P) + j))
-            if peers is not None:
-                for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
-                    pk.store_async(peers[r], s.c, (m, n * (BN // P) + j))
+            put_finished(s, dst, peers, m, n * (BN // P) + j)
 
 
 @pk.function
-def hand_on(output, parts, part, row, dst, m, n, last, BN, P, AHEAD):
+def put_finished(s, dst, peers, m, column):
+    """A piece of the result from stage ``s``."""
+    pk.store_async(dst, s.c, (m, column))
+    if peers is not None:
+        for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
+            pk.store_async(peers[r], s.c, (m, column))
+
+
+@pk.function
+def hand_on(output, parts, part, row, dst, peers, m, n, last, BN, P, AHEAD):
     """Storer's half in place, of own tiles and of others': stages go to the consumer, AHEAD of them, with the partial
     sums that it adds or empty, and come back with what is to be stored.
     """
@@ -161,12 +167,12 @@ def hand_on(output, parts, part, row, dst, m, n, last, BN, P, AHEAD):
     for u in pk.range(first):
         lend(parts, part, row, n * pieces + u // count, u % count, last)
     for u in pk.range(pieces * count - first):
-        take_back(output, part[me], row, dst, m, n * pieces + u // count, u % count == count - 1, last)
+        take_back(output, part[me], row, dst, peers, m, n * pieces + u // count, u % count == count - 1, last)
         v = u + first
         lend(parts, part, row, n * pieces + v // count, v % count, last)
     for u in pk.range(first):
         v = u + pieces * count - first
-        take_back(output, part[me], row, dst, m, n * pieces + v // count, v % count == count - 1, last)
+        take_back(output, part[me], row, dst, peers, m, n * pieces + v // count, v % count == count - 1, last)
 
 
 @pk.function
@@ -178,12 +184,12 @@ def lend(parts, part, row, column, q, last):
 
 
 @pk.function
-def take_back(output, mine, row, dst, m, column, whole, last):
+def take_back(output, mine, row, dst, peers, m, column, whole, last):
     """A stage from the consumer, which holds a piece if it is ``whole``."""
     with output.drain() as s:
         if whole:
             if last:
-                pk.store_async(dst, s.c, (m, column))
+                put_finished(s, dst, peers, m, column)
             else:
                 pk.store_async(mine, s.c, (*row, column))
 
@@ -222,9 +228,12 @@ def summed_tile(
         if IN_PLACE:
             if last:
                 pk.wait(arrived, (m, n), W - 1)
-            hand_on(output, parts, part, row, c, m, n, last, BN, P, AHEAD)
+            hand_on(output, parts, part, row, c, peers, m, n, last, BN, P, AHEAD)
             if owner != me:
                 pk.signal(arrived, (m, n), owner)
+            elif peers is not None:
+                for r in pk.ranks_from(me + 1, W - 1):
+                    pk.signal(done, (m, n), r)
         elif last:
             pk.wait(arrived, (m, n), W - 1)
             put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)
@@ -364,7 +373,7 @@ def matmul_all_reduce_ordered(
     STAGES: pk.constexpr = 3, OUTS: pk.constexpr = 2, WARPGROUPS: pk.constexpr = 2, PINGPONG: pk.constexpr = False,
     GROUP: pk.constexpr = 8, LAG: pk.constexpr = 80, STEPS: pk.constexpr = 66, SHIFT: pk.constexpr = 1,
     PARTS: pk.constexpr = 3, AHEAD: pk.constexpr = 2, PR: pk.constexpr = 32, BY_COLS: pk.constexpr = False,
-    B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
+    IN_PLACE: pk.constexpr = False, B_T: pk.constexpr = False, ACTIVATION: pk.constexpr = "none",
 ):  # fmt: skip
     """c = activation(sum over ranks of a @ b * scales + bias), on every rank.
 
@@ -374,6 +383,7 @@ def matmul_all_reduce_ordered(
     c, out, peers = (c, None, None) if out is None else (out, out, pk.scratch((a.rows, out.cols), out.dtype))
     inputs, output, vectors = pipes(a, b, c, scale, bias, BM, BN, BK, P, STAGES, OUTS, B_T)
     parts = pk.pipeline(PARTS, c=pk.shared((BM, P), c.dtype))
+    changed = pk.pipeline(over=parts) if IN_PLACE else output
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(c.rows, BM), pk.cdiv(c.cols, BN)
     owned_rows, owned_cols = (rows, pk.cdiv(cols, W)) if BY_COLS else (pk.cdiv(rows, W), cols)
     owned = owned_rows * owned_cols
@@ -395,9 +405,9 @@ def matmul_all_reduce_ordered(
             m, n = owned_tile(t, owner, owned_rows, owned_cols, GROUP, BY_COLS)
             if m < rows and n < cols:
                 summed_tile(
-                    inputs, output, vectors, parts, a, (m,), b, c, peers, m, n, owner, part, arrived, done,
+                    inputs, changed, vectors, parts, a, (m,), b, c, peers, m, n, owner, part, arrived, done,
                     row_scale, scale, bias,
-                    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD,
+                    BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD, IN_PLACE,
                 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def _many() -> list[Subject]:
     k, gathers = parallel_kernels, GEMM | {"COMM": 1, "BC": 16, "PARTS": 2}
     warps = GEMM | {"COMM": 0, "BC": 16, "CHUNKS": 2}
     summing = GEMM | {"PARTS": 2}  # fewer than the other ranks of a problem
+    in_place = GEMM | {"PARTS": 1, "AHEAD": 1, "IN_PLACE": True}
     sums = *two_three(partial(_sums, K), 3), Problem(2, partial(_sums, 16), 1), Problem(4, partial(_sums, K), 2)
     taken = *two_three(partial(_taken, K), 3), Problem(2, partial(_taken, 16), 1), Problem(4, partial(_taken, K), 2)
     return [
@@ -49,6 +50,7 @@ def _many() -> list[Subject]:
         Subject("ops.all_gather_matmul_whole", k.all_gather_matmul, two_three(_gathered, 3), gathers),
         Subject("ops.matmul_all_reduce_ordered", k.matmul_all_reduce_ordered, sums, summing),
         Subject("ops.matmul_all_reduce_to_ordinary", k.matmul_all_reduce_ordered, taken, summing | {"PR": 32}),
+        Subject("ops.matmul_all_reduce_in_place", k.matmul_all_reduce_ordered, sums, in_place),
         Subject("ops.all_gather_vector", k.all_gather_vector, two_three(_vector), {"BLOCK": 32}),
         Subject("ops.all_gather_rows", k.all_gather_rows, two_three(_rows, 1), {"BM": 8, "BC": 16}),
     ]

@@ -401,13 +401,15 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
+                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
+                    const int column_3 = n * 4;
+                    // pk.store_async(dst, s.c, (m, column))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_3 * 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
                 // feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
-                const int column_3 = n * 4 + 3;
+                const int column_4 = n * 4 + 3;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -420,7 +422,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_3 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_4 * 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -428,24 +430,30 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
+                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
+                    const int column_5 = n * 4 + 1;
+                    // pk.store_async(dst, s.c, (m, column))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_5 * 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
+                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
+                    const int column_6 = n * 4 + 2;
+                    // pk.store_async(dst, s.c, (m, column))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_6 * 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (m, n * (BN // P) + j))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
+                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
+                    const int column_7 = n * 4 + 3;
+                    // pk.store_async(dst, s.c, (m, column))
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_7 * 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
