@@ -54,6 +54,31 @@ def test_more_ahead_than_stages_is_a_deadlock() -> None:
     assert not late.ok  # it fills a stage that it has not taken back
 
 
+def test_either_branch_may_load_first() -> None:
+    @pk.kernel
+    def k(x: pk.Global, y: pk.Global):
+        ring = pk.pipeline(2, t=pk.shared((64, 64), x.dtype))
+        out = pk.pipeline(over=ring)
+        for m in pk.tasks(pk.cdiv(x.rows, 64)):
+            with pk.loader():
+                with ring.fill() as s:
+                    pk.load_async(s.t, x, (m, 0))
+            with pk.consumer():
+                with ring.drain() as s:
+                    with out.fill() as o:
+                        if m > 0:
+                            pk.store(o.t, pk.full((64, 64), 3.0, pk.float32))
+                        else:
+                            pk.store(o.t, pk.load(s.t) * 2.0)
+            with pk.storer():
+                with out.drain() as o:
+                    pk.store_async(y, o.t, (m, 0))
+
+    x = numbers(128, 64)
+    want = torch.cat([2 * x[:64], torch.full((64, 64), 3.0).bfloat16()])
+    assert pk.check(k, x, torch.zeros_like(x), world_size=1, sms=2, schedules=10, reference={"y": want}).ok
+
+
 def test_it_is_not_explored() -> None:
     x = numbers(64, 64)
     found = pk.check(doubled, x, torch.zeros_like(x), world_size=1, schedules=2, sms=1, exhaustive=True)
@@ -88,9 +113,9 @@ def k(x: pk.Global, y: pk.Global):
         with pk.consumer({groups}):
 {consumer}
         with pk.storer():
-            with out.drain() as o:
-                pk.store_async(y, o.t, (m, 0))
+{storer}
 """
+STORER = "with out.drain() as o:\n    pk.store_async(y, o.t, (m, 0))\n"
 RIGHT = "with ring.drain() as s:\n    with out.fill() as o:\n        pk.store(o.t, pk.load(s.t) * 2.0)\n"
 OVER = "out = pk.pipeline(over=ring)"
 REFUSED: dict[str, tuple[type[errors.PkError], dict[str, str], str]] = {
@@ -131,6 +156,22 @@ REFUSED: dict[str, tuple[type[errors.PkError], dict[str, str], str]] = {
         },
         "is read after a store to its stage",
     ),
+    "read in the next turn": (
+        errors.PipelineMisused,
+        {
+            "consumer": "with ring.drain() as s:\n    with out.fill() as o:\n        for i in pk.range(3):\n"
+            "            pk.store(o.t, pk.load(s.t) * 2.0)\n",
+        },
+        "is read after a store to its stage",
+    ),
+    "no consumer": (
+        errors.PipelineMisused,
+        {
+            "groups": "", "consumer": "    v = m\n",
+            "storer": "with ring.drain() as s:\n    with out.fill() as o:\n        pk.load_async(o.t, x, (m, 0))\n",
+        },
+        "Only a consumer changes stages in place",
+    ),
     "pingpong": (errors.PipelineMisused, {"groups": "warpgroups=2, pingpong=True"}, "a pingpong consumer"),
 }  # fmt: skip
 
@@ -138,8 +179,8 @@ REFUSED: dict[str, tuple[type[errors.PkError], dict[str, str], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     kind, parts, words = REFUSED[name]
-    given = {"declared": OVER, "options": "", "groups": "", "consumer": RIGHT} | parts
-    given["consumer"] = textwrap.indent(given["consumer"], " " * 12)
+    given = {"declared": OVER, "options": "", "groups": "", "consumer": RIGHT, "storer": STORER} | parts
+    given |= {role: textwrap.indent(given[role], " " * 12) for role in ("consumer", "storer")}
     shown = refusal(kind, HEAD.format(**given))
     assert words in shown, shown
     assert "^\n" in shown, shown
@@ -208,3 +249,74 @@ def test_the_checker_finds_nothing_in_sums(world: int) -> None:
         IN_PLACE=True, PARTS=3, AHEAD=3, **SMALL,
     )  # fmt: skip
     assert found.ok, found
+
+
+# ------------------------------------------------------------------------------------------- what a storer may hold
+@pk.kernel
+def waits_between(x: pk.Global, y: pk.Global, B: pk.constexpr = 64):
+    """A storer that has just waited for its stores, and then lends and takes back in turn."""
+    ring = pk.pipeline(2, t=pk.shared((B, B), x.dtype))
+    out, sent = pk.pipeline(over=ring), pk.signals(1)
+    cols = pk.cdiv(x.cols, B)
+    for m in pk.tasks(pk.cdiv(x.rows, B)):
+        with pk.consumer():
+            for n in pk.range(cols):
+                with ring.drain() as s:
+                    with out.fill() as o:
+                        pk.store(o.t, pk.load(s.t) * 2.0)
+        with pk.storer():
+            for n in pk.range(2):
+                with ring.fill() as s:
+                    pk.load_async(s.t, x, (m, n))
+            with out.drain() as o:
+                pk.store_async(y, o.t, (m, 0))
+            pk.wait(sent, 0, 0)
+            for n in pk.range(cols - 2):
+                with ring.fill() as s:
+                    pk.load_async(s.t, x, (m, n + 2))
+                with out.drain() as o:
+                    pk.store_async(y, o.t, (m, n + 1))
+            with out.drain() as o:
+                pk.store_async(y, o.t, (m, cols - 1))
+
+
+@pk.kernel
+def two_rings(x: pk.Global, y: pk.Global, z: pk.Global, B: pk.constexpr = 64):
+    """A storer that drains two rings: at the next task it waits for the first, of which the consumer comes last."""
+    first, second = pk.pipeline(1, t=pk.shared((B, B), x.dtype)), pk.pipeline(2, t=pk.shared((B, B), x.dtype))
+    for m in pk.tasks(pk.cdiv(x.rows, B)):
+        with pk.consumer():
+            for n in pk.range(2):
+                with second.fill() as o:
+                    pk.store(o.t, pk.load(x, (m, n), (B, B)))
+            with first.fill() as o:
+                pk.store(o.t, pk.load(x, (m, 0), (B, B)))
+        with pk.storer():
+            with first.drain() as o:
+                pk.store_async(y, o.t, (m, 0))
+            for n in pk.range(2):
+                with second.drain() as o:
+                    pk.store_async(z, o.t, (m, n))
+
+
+def storer_of(kernel: Any, **specs: Any) -> str:
+    text = kernel.specialise(**specs).source.text
+    begin = text.index("void storer(")
+    return text[begin : text.index("\n}\n", begin)]
+
+
+def test_a_storer_frees_what_it_holds_before_it_lends_in_every_turn() -> None:
+    text = storer_of(waits_between, **SPECS)
+    assert text.count("shared.out_ring.wait_empty(ring_at") == 2
+    for part in text.split("shared.out_ring.wait_empty(ring_at")[:-1]:
+        assert "shared.out_ring.finish_stores(out_at);" in part.splitlines()[-2]
+    x = numbers(128, 320)
+    assert pk.check(waits_between, x, torch.zeros_like(x), world_size=1, sms=2, reference={"y": 2 * x}).ok
+
+
+def test_a_storer_of_two_rings_frees_what_it_holds_before_the_next_task() -> None:
+    text = storer_of(two_rings, **SPECS, z=pk.spec("bfloat16", 2))
+    inside = text[text.index("for (; task < tasks") :]
+    assert inside.rindex("shared.second_ring.finish_stores(second_at);", 0, inside.index("\n    }\n")) > inside.index(
+        "second_ring.release_after_store"
+    )

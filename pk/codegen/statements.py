@@ -109,6 +109,7 @@ class Statements:
     def _statement(self, s: ir.Statement, scope: set[str], rest: ir.Block, alone: bool) -> None:
         if self._path.multiplying and not self._may_go_on(s):
             self._settle()
+        self._flushed = ()
         if self._must_flush(s):
             self._flush()
         self._meet(s)
@@ -245,10 +246,12 @@ class Statements:
         self._block(body, scope)
         if not inflight.streams(body):
             self._settle()
-        if any(map(self._may_block, split.statements(body))):
+        others = (
+            len(inflight.pipelines(body)) > 1 and self._role.kind == "storer"
+        )  # it may wait for one, holding another
+        if others or any(map(self._may_block, split.statements(body))):
             self._flush()  # what the next turn, or what follows the loop, must not find owed
-        # The body may have run no time at all.
-        self._path.entered = entered
+        self._path.entered = entered  # the body may have run no time at all
         self._path.owed = list(dict.fromkeys(owed + self._path.owed))
 
     def _if(self, s: ir.If, scope: set[str]) -> None:
@@ -280,7 +283,6 @@ class Statements:
         waits = s.mode == "fill" and planned.above not in ("", *self._flushed)
         if waits and self._plan.pipeline(planned.above).drainer == self._role.kind:  # it may hold what it waits for
             self._say("flush", rings=[shared_member(planned.above)])
-        self._flushed = ()
         self._say(
             f"{s.mode}_begin", ring=ring, stage=held.stage, full=held.full, loads=loads, at=self._at(s),
             memory=shared_member(planned.memory), above=shared_member(planned.above) if planned.above else "",

@@ -123,7 +123,11 @@ def _pipeline(r: Expressions, a: Arguments, span: ir.Span) -> PipelineValue:
     if a["over"] is not None:
         return _over(a["over"], a["stages"], a["tiles"], span)
     if a["stages"] is None:
-        raise errors.NotConstant("a pipeline without a number of stages", span, "Give it at least one.")
+        raise errors.NotConstant(
+            "a pipeline without a number of stages",
+            span,
+            "Write pk.pipeline(3, a=pk.shared(...)), or over= a pipeline.",
+        )
     stages = constant("the number of stages", a["stages"], span)
     if stages < 1:
         raise errors.WrongOperand(f"a pipeline of {stages} stages", span, "Give it at least one.")

@@ -30,9 +30,9 @@ def over(kernel: ir.Kernel) -> None:
             )
         taken[p.over] = p
         _shared(kernel, p, base)
-        for name, body in kernel.classes:
-            if name == p.owner:
-                _in_step(body, p)
+        body = dict(kernel.classes)[p.owner]
+        _by_consumers(body, p)
+        _in_step(body, p)
 
 
 def _shared(kernel: ir.Kernel, p: ir.Pipeline, base: ir.Pipeline) -> None:
@@ -80,17 +80,32 @@ def _in_step(block: ir.Block, p: ir.Pipeline, inside: bool = False) -> None:
                 raise errors.PipelineMisused(
                     f"`{p.over}.drain()` with {len(fills)} `{p.name}.fill()` directly inside it",
                     s.span,
-                    f"`{p.name}` is over `{p.over}`, and both go on by one stage: fill it once in each drain.",
+                    f"`{p.name}` is over `{p.over}`, and both go on by one stage: fill it once in each drain, not in a "
+                    "loop, branch or other `with` inside it.",
                 )
-            _read_first(s, p)
+            _read_first(bodies(s)[0], p)
         for inner in bodies(s):
             _in_step(inner, p, drains)
 
 
-def _read_first(stage: ir.Stage, p: ir.Pipeline) -> None:
-    """In a drain, the consumer reads before it stores: another warp may read what this one stores."""
-    stored = False
-    for s in statements((stage,)):
+def _by_consumers(body: ir.Block, p: ir.Pipeline) -> None:
+    """Bulk copies of the role in the middle would still be under way when it hands a stage on."""
+    for role in (s for s in statements(body) if isinstance(s, ir.Role) and s.kind != "consumer"):
+        for s in statements(role.body):
+            if isinstance(s, ir.Stage) and (s.pipeline, s.mode) == (p.name, "fill"):
+                raise errors.PipelineMisused(
+                    f"`{p.name}.fill()` in a {role.kind}, and `{p.name}` is over `{p.over}`",
+                    s.span,
+                    "Only a consumer changes stages in place: give the pipelines stages of their own.",
+                )
+
+
+def _read_first(block: ir.Block, p: ir.Pipeline, stored: bool = False) -> bool:
+    """In a drain, the consumer reads before it stores: another warp may read what this one stores.
+
+    ``stored``: something has been when ``block`` begins.  Returns whether something has when it ends.
+    """
+    for s in block:
         tiles = [o for o in walk(expressions(s)) if isinstance(o, ir.Shared) and o.pipeline in (p.name, p.over)]
         if tiles and isinstance(s, ir.Do) and s.op == "mma":
             raise errors.PipelineMisused(
@@ -103,9 +118,13 @@ def _read_first(stage: ir.Stage, p: ir.Pipeline) -> None:
             raise errors.PipelineMisused(
                 f"a tile of `{tiles[-1].pipeline}` is read after a store to its stage",
                 s.span,
-                "Load what is needed first, then store: other warps store at the same time.",
+                "Load what is needed first, then store, in loops too: other warps store at the same time.",
             )
-        stored = stored or (isinstance(target, ir.Shared) and target.pipeline == p.name)
+        inside = [_read_first(b, p, stored) for b in bodies(s)]
+        if isinstance(s, ir.For | ir.While) and inside[0]:  # the next turn
+            _read_first(s.body, p, stored=True)
+        stored = stored or any(inside) or (isinstance(target, ir.Shared) and target.pipeline == p.name)
+    return stored
 
 
 def above(kernel: ir.Kernel, pipeline: str) -> str:
