@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import platformdirs
 import torch
 from baselines import PLAIN, Contender
 from tp_problems import AG, AR, RS, Build, Operands, Problem, builds
@@ -88,8 +88,8 @@ def module(operator: str, what: str) -> ModuleType:
     name = f"pk_what_if_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = Path(tempfile.gettempdir()) / f"pk-what-if-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = platformdirs.user_cache_path("pk", appauthor=False) / "what_if"  # of one place: it is in the cache's key
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{name}.py"
     whole = path.with_suffix(f".{os.getpid()}")
     whole.write_text(text, encoding="utf-8")

@@ -246,10 +246,8 @@ class Statements:
         self._block(body, scope)
         if not inflight.streams(body):
             self._settle()
-        others = (
-            len(inflight.pipelines(body)) > 1 and self._role.kind == "storer"
-        )  # it may wait for one, holding another
-        if others or any(map(self._may_block, split.statements(body))):
+        several = self._role.kind == "storer" and len(inflight.pipelines(body)) > 1  # it may wait for one, holding one
+        if several or any(map(self._may_block, split.statements(body))):
             self._flush()  # what the next turn, or what follows the loop, must not find owed
         self._path.entered = entered  # the body may have run no time at all
         self._path.owed = list(dict.fromkeys(owed + self._path.owed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,11 +164,16 @@ def _pushing(q: Request, tile: Config, comm_sms: int) -> dict[str, Any]:
     """
     if comm_sms:
         return {}
-    p, chunks = q.computed, max(1, 128 // tile.rows)
-    waves = -(-(-(-p.m // tile.rows) * -(-p.n // tile.cols)) // p.sms)
-    coming = (q.world - 1) * q.a.numel() * q.a.element_size() / 1e3 / FLUSHED
-    late = coming > model.microseconds(tile, p) * (waves - 1) / waves
+    chunks = max(1, 128 // tile.rows)
+    late = _late(q.computed, tile, (q.world - 1) * q.a.numel() * q.a.element_size())
     return {"CHUNKS": 4 * chunks if late else chunks, "PUSH": 8 if crowded(tile) else 16}
+
+
+@functools.lru_cache(maxsize=4096)
+def _late(p: Problem, tile: Config, coming: int) -> bool:
+    """Whether so many bytes, with a signal for every 32 KiB, come behind the last wave of tiles."""
+    waves = -(-(-(-p.m // tile.rows) * -(-p.n // tile.cols)) // p.sms)
+    return coming / 1e3 / FLUSHED > model.microseconds(tile, p) * (waves - 1) / waves
 
 
 def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:

@@ -33,25 +33,37 @@ def feed_piece(parts, part, row, column):
 
 
 @pk.function
+def scaled(r, factor, scale, start, stop):
+    """A piece by row and column scales; ``scale``: a shared tile (1, BN) or None."""
+    if factor is not None:
+        r = r * factor
+    if scale is not None:
+        r = r * pk.load(scale)[:, start:stop]
+    return r
+
+
+@pk.function
+def finished(r, bias, start, stop, ACTIVATION):
+    """A piece whose sum is complete, with bias (a shared tile (1, BN) or None) and activation."""
+    if bias is not None:
+        r = r + pk.load(bias)[:, start:stop]
+    return activated(r, ACTIVATION)
+
+
+@pk.function
 def epilogue(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
     """Consumer's epilogue in pieces of P columns: scales, then, if this rank is the ``last`` to touch the tile, the
     others' partial sums, bias and activation.  ``scale``, ``bias``: shared tiles (1, BN) or None.
     """
     for j in pk.static_range(BN // P):
-        start, stop = j * P, (j + 1) * P
-        r = acc[:, start:stop]
-        if factor is not None:
-            r = r * factor
-        if scale is not None:
-            r = r * pk.load(scale)[:, start:stop]
+        r = acc[:, j * P : (j + 1) * P]
+        r = scaled(r, factor, scale, j * P, (j + 1) * P)
         if last:
             if parts is not None:
                 for _ in pk.range(pk.world_size() - 1):
                     with parts.drain() as s:
                         r = r + pk.load(s.c)
-            if bias is not None:
-                r = r + pk.load(bias)[:, start:stop]
-            r = activated(r, ACTIVATION)
+            r = finished(r, bias, j * P, (j + 1) * P, ACTIVATION)
         with output.fill() as s:
             pk.store(s.c, r)
 
@@ -60,12 +72,8 @@ def epilogue(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
 def epilogue_in_place(output, acc, parts, factor, scale, bias, last, BN, P, ACTIVATION):
     """The same where ``output`` is over ``parts``: each piece replaces the last partial sum that it adds."""
     for j in pk.static_range(BN // P):
-        start, stop = j * P, (j + 1) * P
-        r = acc[:, start:stop]
-        if factor is not None:
-            r = r * factor
-        if scale is not None:
-            r = r * pk.load(scale)[:, start:stop]
+        r = acc[:, j * P : (j + 1) * P]
+        r = scaled(r, factor, scale, j * P, (j + 1) * P)
         for _ in pk.range(parts_before(last)):
             with parts.drain() as s:
                 r = r + pk.load(s.c)
@@ -75,9 +83,7 @@ def epilogue_in_place(output, acc, parts, factor, scale, bias, last, BN, P, ACTI
             if last:
                 if pk.world_size() > 1:
                     r = r + pk.load(s.c)
-                if bias is not None:
-                    r = r + pk.load(bias)[:, start:stop]
-                r = activated(r, ACTIVATION)
+                r = finished(r, bias, j * P, (j + 1) * P, ACTIVATION)
             with output.fill() as t:
                 pk.store(t.c, r)
 

@@ -204,7 +204,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 shared.inputs_ring.release_after_mma(inputs_at);
             }
             shared.inputs_ring.finish_mma(inputs_at, acc);
-            // r = acc[:, start:stop]
+            // r = acc[:, j * P : (j + 1) * P]
             register_tile<float, 64, 64> r = columns<0, 64>(acc);
             // if last:
             if (last) {
@@ -226,7 +226,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
-            // r = acc[:, start:stop]
+            // r = acc[:, j * P : (j + 1) * P]
             r = columns<64, 128>(acc);
             // if last:
             if (last) {
@@ -248,7 +248,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
-            // r = acc[:, start:stop]
+            // r = acc[:, j * P : (j + 1) * P]
             r = columns<128, 192>(acc);
             // if last:
             if (last) {
@@ -270,7 +270,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
-            // r = acc[:, start:stop]
+            // r = acc[:, j * P : (j + 1) * P]
             r = columns<192, 256>(acc);
             // if last:
             if (last) {
