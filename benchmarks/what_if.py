@@ -16,13 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import platformdirs
 import torch
 from baselines import PLAIN, Contender
 from tp_problems import AG, AR, RS, Build, Operands, Problem, builds
 
 from pk.ops import fused, parallel_kernels
 from pk.ops.model import CONFIGS
+from pk.runtime import cache
 from pk.runtime.group import current
 
 Edits = list[tuple[str, str]]
@@ -88,7 +88,7 @@ def module(operator: str, what: str) -> ModuleType:
     name = f"pk_what_if_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = platformdirs.user_cache_path("pk", appauthor=False) / "what_if"  # of one place: it is in the cache's key
+    folder = cache.root() / "what_if"  # of one place: it is in the cache's key
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{name}.py"
     whole = path.with_suffix(f".{os.getpid()}")
