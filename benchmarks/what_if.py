@@ -42,7 +42,10 @@ _OWN_ROWS = (
     "feed_rows(inputs, x, (m,), b",
 )
 _SENDS = ("pk.tasks(rows * pk.min(peers, 1), parts, group=1)", "pk.tasks(rows * 0, parts, group=1)")
-_LINK = ("pk.load_async(s.c, part[r], (*row, column))", "pk.load_async(s.c, part[pk.rank()], (*row, column))")
+_LINK: Edits = [
+    ("pk.load_async(s.c, part[r], (*row, column))", "pk.load_async(s.c, part[pk.rank()], (*row, column))"),
+    ("part[(pk.rank() + 1 + q) % pk.world_size()], (*row", "part[pk.rank()], (*row"),
+]
 _SUMS: Edits = [
     ("put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)", "put_rows(output, c, (m,), n, BN, P)"),
     ("        finish_rows(output, acc, parts, vectors", "        finish_rows(output, acc, None, vectors"),
@@ -52,6 +55,9 @@ _WAITS = ("pk.wait(arrived, (m, n), W - 1)", "pk.wait(arrived, (m, n), 0)")
 _JOINS = ("JOIN: pk.constexpr = False", "JOIN: pk.constexpr = True")
 _SENT_BY_SMS = ("pk.tasks(rows, PARTS, group=1)", "pk.tasks(rows * 0, PARTS, group=1)")
 
+_APART = {"IN_PLACE": False, "PARTS": 3, "AHEAD": 3, "LAG": 132}
+_PLACE = {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5, "LAG": 132}
+
 TAKEN_OUT: dict[str, dict[str, Variant]] = {
     AG: {
         "sent, not waited for": Variant([_OWN_ROWS]), "nothing sent": Variant([_SENDS, _OWN_ROWS]),
@@ -59,22 +65,21 @@ TAKEN_OUT: dict[str, dict[str, Variant]] = {
         "8 SMs that join, nothing sent": Variant([_JOINS, _SENT_BY_SMS, _OWN_ROWS], 8),
     },
     RS: {
-        "sums not over the link": Variant([_LINK]), "no sums": Variant(_SUMS),
-        "no sums, no waits": Variant([*_SUMS, _WAITS]),
-        "5 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5}),
-        "4 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 4, "AHEAD": 4}),
-        "1 + 4 pieces": Variant([], 0, {"OUTS": 1, "PARTS": 4, "AHEAD": 4}),
-        "5 half stages, 3 + 3": Variant([], 0, {"BK": 32, "STAGES": 5, "OUTS": 3, "PARTS": 3}),
-        "6 half stages, 2 + 3": Variant([], 0, {"BK": 32, "STAGES": 6}),
+        "sums not over the link": Variant(_LINK), "no sums": Variant(_SUMS, 0, _APART),
+        "no sums, no waits": Variant([*_SUMS, _WAITS], 0, _APART),
+        "2 + 3 pieces": Variant([], 0, _APART), "5 pieces in place": Variant([], 0, _PLACE),
+        "2 + 3 pieces, 1.5 waves": Variant([], 0, _APART | {"LAG": 99}),
+        "5 pieces in place, 1.5 waves": Variant([], 0, _PLACE | {"LAG": 99}),
     },
     AR: {
-        "sums not over the link": Variant([_LINK]),
-        "5 pieces in place": Variant([], 0, {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5}),
+        "sums not over the link": Variant(_LINK),
+        "2 + 3 pieces": Variant([], 0, _APART), "5 pieces in place": Variant([], 0, _PLACE),
     },
 }  # fmt: skip
 """By operator: what is taken out, put in (``pk.communicator(joins=True)``) or sized differently, and how.
 
-n + m: pieces of results and of partial sums that are under way; half stages have 32 elements of K.
+n + m: pieces of results and of partial sums that are under way, in place: of both; waves: by which own tiles follow
+those of the other of two ranks.
 """
 
 

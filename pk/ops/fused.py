@@ -37,7 +37,11 @@ for _kernel in (
 COMM_SMS = 0  # a warp of every SM: SMs of their own cost many problems a wave of tiles
 FEW_BYTES = 4 << 20  # take the link as long as reading b twice takes, or so
 LAG_WAVES = 200  # percent of a wave of tiles by which own ones follow those of others: their partial sums have come
+LAG_LINK = 150  # the same if own tiles, which are alone at the end, would wait for the link there
+LINK = 340  # bytes a nanosecond that TMA fetches from peers
 PARTS = 3  # pieces of partial sums under way: a fourth would leave the result one, or the product two stages
+IN_PLACE = 5  # pieces of both, where a result replaces its partial sum
+IN_PLACE_WAVES = 5  # of tiles, from which on that is faster
 COPIED = 4096  # bytes of a piece that a communicator warp copies
 FLUSHED = 300  # bytes a nanosecond that communicator warps push, which wait for their stores at every signal
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
@@ -286,11 +290,24 @@ def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> di
 
 
 def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
-    """Constants of the kernels that add partial sums: PARTS pieces of them, and two of the result, are under way."""
+    """Constants of the kernels that add partial sums: PARTS pieces of them, and two of the result, are under way; of
+    many tiles, five of which each result replaces its partial sum.
+    """
     found = _constants(q, dataclasses.replace(tile, outs=2 + PARTS), a, c)
-    blocks = q.group.sms or model.SMS
-    lag, ahead = -(-LAG_WAVES * blocks // (100 * q.world)), -(-PARTS // max(1, q.world - 1))
-    return found | {"OUTS": 2, "PARTS": PARTS, "AHEAD": ahead, "LAG": lag} | owner_turns(blocks, q.world)
+    return found | _under_way(q.computed, tile, q.world) | owner_turns(q.group.sms or model.SMS, q.world)
+
+
+@functools.lru_cache(maxsize=4096)
+def _under_way(p: Problem, tile: Config, world: int) -> dict[str, Any]:
+    waves = -(-p.m // tile.rows) * -(-p.n // tile.cols) / p.sms
+    lag = -(-LAG_WAVES * p.sms // (100 * world))
+    fetched = lag * (world - 1) * tile.rows * tile.cols * p.out_bits // 8
+    at_the_end = model.microseconds(tile, p) / max(1.0, waves) * -(-lag // p.sms)
+    if fetched / 1e3 / LINK > at_the_end:
+        lag = -(-LAG_LINK * p.sms // (100 * world))
+    if waves > IN_PLACE_WAVES and not tile.pingpong:
+        return {"OUTS": 2, "PARTS": IN_PLACE, "AHEAD": IN_PLACE, "LAG": lag, "IN_PLACE": True}
+    return {"OUTS": 2, "PARTS": PARTS, "AHEAD": -(-PARTS // max(1, world - 1)), "LAG": lag}
 
 
 def owner_turns(blocks: int, world: int) -> dict[str, int]:
