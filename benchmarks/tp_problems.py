@@ -252,6 +252,7 @@ def builds(p: Problem, tiles: list[tuple[str, int]], world: int, sms: int = mode
     if dtype == FP8:
         given |= {"scale_a": torch.empty(rows, 1, device="meta"), "scale_b": torch.empty(1, n, device="meta")}
     group = Group(0, world, "sim")
+    group.sms = sms  # constants of the kernels depend on it
     request = fused.Request(p.operator, group, a, laid(b, p.layout), out_dtype, **given)
     found: list[Build] = []
     with recording(found):

@@ -9,7 +9,8 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from baselines import PLAIN, Contender
 from tp_problems import AG, AR, RS, Build, Operands, Problem, builds
 
@@ -30,11 +32,15 @@ Edits = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel edited so, with this number of communicating SMs (all-gather), or with other constants (sums)."""
+    """A kernel edited so, with this number of communicating SMs (all-gather), or with other constants (sums).
+
+    ``engine``: messages in which a copy engine sends as many bytes beside it.
+    """
 
     edits: Edits
     comm_sms: int = 0
     constants: dict[str, int] = field(default_factory=dict)
+    engine: int = 0
 
 
 _OWN_ROWS = (
@@ -42,6 +48,7 @@ _OWN_ROWS = (
     "feed_rows(inputs, x, (m,), b",
 )
 _SENDS = ("pk.tasks(rows * pk.min(peers, 1), parts, group=1)", "pk.tasks(rows * 0, parts, group=1)")
+_TO_ITSELF = ("pk.store(full[r], piece, pk.at(me,", "pk.store(full[me], piece, pk.at(me,")
 _LINK: Edits = [
     ("pk.load_async(s.c, part[r], (*row, column))", "pk.load_async(s.c, part[pk.rank()], (*row, column))"),
     ("part[(pk.rank() + 1 + q) % pk.world_size()], (*row", "part[pk.rank()], (*row"),
@@ -61,11 +68,14 @@ _PLACE = {"IN_PLACE": True, "PARTS": 5, "AHEAD": 5, "LAG": 132}
 TAKEN_OUT: dict[str, dict[str, Variant]] = {
     AG: {
         "sent, not waited for": Variant([_OWN_ROWS]), "nothing sent": Variant([_SENDS, _OWN_ROWS]),
+        "sent to itself": Variant([_OWN_ROWS, _TO_ITSELF]),
+        "a copy engine sends": Variant([_SENDS, _OWN_ROWS], engine=16),
         "8 SMs that join": Variant([_JOINS], 8), "4 SMs that join": Variant([_JOINS], 4),
         "8 SMs that join, nothing sent": Variant([_JOINS, _SENT_BY_SMS, _OWN_ROWS], 8),
     },
     RS: {
         "sums not over the link": Variant(_LINK), "no sums": Variant(_SUMS, 0, _APART),
+        "a copy engine sends": Variant(_LINK, engine=16),
         "no sums, no waits": Variant([*_SUMS, _WAITS], 0, _APART),
         "2 + 3 pieces": Variant([], 0, _APART), "5 pieces in place": Variant([], 0, _PLACE),
         "2 + 3 pieces, 1.5 waves": Variant([], 0, _APART | {"LAG": 99}),
@@ -136,8 +146,36 @@ def contenders(o: Operands) -> list[Contender]:
             with using(kernels, variant.constants):
                 return fused.run(q, o.out, CONFIGS[PLAIN], variant.comm_sms)[0]
 
-        found.append(Contender(what, "part", call))
+        found.append(Contender(what, "part", beside(o, variant.engine, call) if variant.engine else call))
     return found
+
+
+def beside(o: Operands, messages: int, call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """``call`` while a copy engine sends the peer what the kernel otherwise would; without GPUs ``call`` alone."""
+    if not o.a.is_cuda:
+        return call
+    import torch.distributed._symmetric_memory as symm_mem
+
+    ranks, peer = dist.get_world_size(), (dist.get_rank() + 1) % dist.get_world_size()
+    sent = o.a if o.p.operator == AG else torch.empty((o.p.m // ranks, o.p.n), dtype=o.out_dtype, device=o.a.device)
+    there = symm_mem.empty(sent.shape, dtype=sent.dtype, device=sent.device)
+    with warnings.catch_warnings():  # newer versions of torch need no enabling, and say so
+        warnings.simplefilter("ignore")
+        symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+    theirs = symm_mem.rendezvous(there, dist.group.WORLD.group_name).get_buffer(peer, sent.shape, sent.dtype)
+    side, kept = torch.cuda.Stream(), there
+
+    def both() -> torch.Tensor:
+        assert kept is not None
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for source, target in zip(sent.chunk(messages), theirs.chunk(messages), strict=True):
+                target.copy_(source)
+        result = call()
+        torch.cuda.current_stream().wait_stream(side)
+        return result
+
+    return both
 
 
 def compiled(p: Problem, world: int) -> list[tuple[str, Build]]:
