@@ -294,16 +294,17 @@ def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict
     many tiles, five of which each result replaces its partial sum.
     """
     found = _constants(q, dataclasses.replace(tile, outs=2 + PARTS), a, c)
-    return found | _under_way(q.computed, tile, q.world) | owner_turns(q.group.sms or model.SMS, q.world)
+    turns = owner_turns(q.group.sms or model.SMS, q.world)
+    return found | turns | _under_way(q.computed, tile, q.world, q.operator == "matmul_reduce_scatter")
 
 
 @functools.lru_cache(maxsize=4096)
-def _under_way(p: Problem, tile: Config, world: int) -> dict[str, Any]:
+def _under_way(p: Problem, tile: Config, world: int, scatters: bool) -> dict[str, Any]:
     waves = -(-p.m // tile.rows) * -(-p.n // tile.cols) / p.sms
     lag = -(-LAG_WAVES * p.sms // (100 * world))
     fetched = lag * (world - 1) * tile.rows * tile.cols * p.out_bits // 8
     at_the_end = model.microseconds(tile, p) / max(1.0, waves) * -(-lag // p.sms)
-    if fetched / 1e3 / LINK > at_the_end:
+    if scatters and fetched / 1e3 / LINK > at_the_end:  # an all-reduce also sends there: sooner did not help
         lag = -(-LAG_LINK * p.sms // (100 * world))
     if waves > IN_PLACE_WAVES and not tile.pingpong:
         return {"OUTS": 2, "PARTS": IN_PLACE, "AHEAD": IN_PLACE, "LAG": lag, "IN_PLACE": True}
