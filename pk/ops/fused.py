@@ -30,7 +30,7 @@ FEW = (
 """The same for a few rows, up to 256: see ``few_rows.py``."""
 for _kernel in (
     parallel_kernels.all_gather_matmul, parallel_kernels.matmul_reduce_scatter_ordered,
-    parallel_kernels.matmul_all_reduce_ordered, parallel_kernels.all_gather_vector, parallel_kernels.all_gather_rows,
+    parallel_kernels.matmul_all_reduce_ordered, parallel_kernels.all_gather_vector,
     few_rows.few_all_gather_matmul, few_rows.few_matmul_reduce,
 ):  # fmt: skip
     _kernel.alike = True
