@@ -25,12 +25,12 @@ def slot(source, owner):
 
 
 @pk.function
-def total(x, slots, own, other, SHAPE, WORLD):
+def total(x, slots, own, other, SHAPE):
     """The sum over ranks of a tile, in rank order: this rank's term from ``x`` at ``own``, the others' from its
     ``slots``, at ``other`` behind the slot.
     """
     me, acc = pk.rank(), pk.zeros(SHAPE, pk.float32)
-    for r in pk.static_range(WORLD):
+    for r in pk.range(pk.world_size()):
         if r == me:
             acc = acc + pk.load(x, own, SHAPE)
         else:
@@ -76,7 +76,7 @@ def exchange(
 def sum_parts(
     x: pk.Global,  # (world, P, C)  part r is for rank r
     out: pk.Global,  # (P, C)
-    WORLD: pk.constexpr = 2, BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1,
+    BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1,
 ):  # fmt: skip
     """out = the sum over ranks of x[me]: reduce-scatter, and all-reduce in one hop where all parts of x are one."""
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
@@ -93,7 +93,7 @@ def sum_parts(
         pk.wait(come, i, W)
         for j in pk.range(i * PER, stop):
             m, n = j // cols, j % cols
-            pk.store(out, total(x, slots, (me, m, n), (m, n), (BM, BN), WORLD), (m, n))
+            pk.store(out, total(x, slots, (me, m, n), (m, n), (BM, BN)), (m, n))
 
 
 @pk.kernel
@@ -101,7 +101,7 @@ def sum_and_share(
     x: pk.Global,  # (1, n)
     out: pk.Global = None,  # (1, n)  ordinary memory
     whole: pk.Parallel = None,  # the same on every rank, in place of out
-    WORLD: pk.constexpr = 2, BN: pk.constexpr = 8192,
+    BN: pk.constexpr = 8192,
 ):  # fmt: skip
     """out = the sum over ranks of x: all-reduce in two hops, tile by tile.
 
@@ -117,7 +117,7 @@ def sum_and_share(
             pk.store(parts[dst], pk.load(x, (0, i * W + dst), (1, BN)), (slot(me, dst), i))
         pk.signal_all(come, i)
         pk.wait(come, i, W)
-        summed = total(x, parts, (0, i * W + me), (i,), (1, BN), WORLD)
+        summed = total(x, parts, (0, i * W + me), (i,), (1, BN))
         for r in pk.ranks_from(me + 1, W if out is None else W - 1):
             pk.store(sums[r], summed, (0, i * W + me))
         if out is not None:

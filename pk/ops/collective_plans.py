@@ -111,10 +111,8 @@ class Plan:
         elif self.summed:
             _, rows, cols = self.extents
             parts = self._along(x, self.split)[:, 0]
-            collective_kernels.sum_parts(
-                x=parts, out=out.view(rows, cols), **self.tiles.constants, WORLD=self.world, sms=self.tiles.blocks,
-                group=group,
-            )  # fmt: skip
+            given = {**self.tiles.constants, "sms": self.tiles.blocks, "group": group}
+            collective_kernels.sum_parts(x=parts, out=out.view(rows, cols), **given)
         elif self.words and out.data_ptr() % 4 == 0:
             parts, found = (self._along(t, dim).view(torch.int32) for t, dim in ((x, self.split), (out, self.concat)))
             self._move(parts, found, self.inside, group)
@@ -134,7 +132,7 @@ class Plan:
     def _share(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         there = {"whole" if self.inside else "out": out.view(1, -1)}
         collective_kernels.sum_and_share(
-            x=x.view(1, -1), **there, BN=self.tiles.cols, WORLD=self.world, sms=self.tiles.blocks, group=group
+            x=x.view(1, -1), **there, BN=self.tiles.cols, sms=self.tiles.blocks, group=group
         )
 
     def _move(self, x: torch.Tensor, out: torch.Tensor, inside: bool, group: Group) -> None:
@@ -144,9 +142,9 @@ class Plan:
     def _padded(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """Through copies of the parts, each padded to whole words."""
         parts = self._along(x, self.split)[: 1 if self.split is None else self.world]
-        raw = parts.reshape(parts.shape[0], math.prod(self.part)).view(torch.uint8)
+        raw = parts.reshape(parts.shape[0], math.prod(self.part)).contiguous().view(torch.uint8)
         nbytes = raw.shape[1]
-        raw = torch.nn.functional.pad(raw, (0, -nbytes % 16))
+        raw = torch.nn.functional.pad(raw, (0, -nbytes % 16 if nbytes else 16))  # without elements too, the ranks meet
         shape = (self.world, 1, 1, raw.shape[1] // 4)
         sent = raw.view(torch.int32).view(-1, *shape[1:]).expand(shape)
         found = torch.empty(shape, dtype=torch.int32, device=x.device)

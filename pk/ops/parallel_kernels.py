@@ -415,15 +415,3 @@ def matmul_all_reduce_ordered(
                     row_scale, scale, bias,
                     BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD, IN_PLACE,
                 )  # fmt: skip
-
-
-@pk.kernel
-def all_gather_vector(
-    x: pk.Global,  # (count,)  this rank's elements
-    whole: pk.Parallel,  # (world, at least count)
-    BLOCK: pk.constexpr = 1024,
-):
-    """whole[r, :count] = x of rank r, on every rank."""
-    me = pk.rank()
-    for r, i in pk.tasks(pk.ranks_from(me), pk.cdiv(x.cols, BLOCK)):
-        pk.store(whole[r], pk.load(x, (i,), (1, BLOCK)), (me, i))
