@@ -6,7 +6,7 @@ A message counts as NCCL counts it: the gathered result of an all-gather, one ra
 from __future__ import annotations
 
 import math
-import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,11 +81,14 @@ class Way:
         return " ".join([*found, *([] if self.hops is None else [f"{self.hops} hop{'s' * (self.hops > 1)}"])])
 
 
+AS_IT_IS = collective_plans.TILES, collective_plans.SIGNAL_BYTES, collective_plans.BLOCKS, collective_plans.HOP_US
+ONE_AT_A_TIME = threading.Lock()  # ranks may be threads
+
+
 @contextmanager
 def planned(way: Way) -> Iterator[None]:
-    """Inside, plans are made this ``way``."""
+    """Inside, plans are made this ``way``; ranks that are threads ask for the same."""
     c = collective_plans
-    kept = c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US
     c.TILES = c.TILES if way.tile is None else (way.tile,)
     c.SIGNAL_BYTES = c.SIGNAL_BYTES if way.signal_kb is None else way.signal_kb << 10
     c.BLOCKS = c.BLOCKS if way.blocks is None else way.blocks
@@ -93,7 +96,7 @@ def planned(way: Way) -> Iterator[None]:
     try:
         yield
     finally:
-        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US = kept
+        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US = AS_IT_IS
 
 
 class Operands:
@@ -142,7 +145,7 @@ def plan(o: Operands, way: Way, inside: bool) -> collective_plans.Plan:
 
 def _plan(p: Problem, x: torch.Tensor, way: Way, inside: bool, group: Group) -> collective_plans.Plan:
     dims = {"all_reduce": (), "all_to_all": (("split_dim", 0), ("concat_dim", 0))}.get(p.operator, (("dim", 0),))
-    with planned(way):
+    with ONE_AT_A_TIME, planned(way):
         return collective_plans.made(calls.Collective(p.operator, x, dims, inside), group)
 
 
@@ -231,57 +234,6 @@ def symmetric_memory(o: Operands) -> list[Contender]:
 
         found.append(Contender("one-shot", "rival", one_shot, True))
     return found
-
-
-# -------------------------------------------------------------------------------------------------- random problems
-MOVED = (
-    torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int16, torch.int64, torch.bool, torch.complex64,
-    torch.float8_e4m3fn,
-)  # fmt: skip
-
-
-def random_call(
-    rng: random.Random, world: int, most: int
-) -> tuple[str, tuple[int, ...], dict[str, int], torch.dtype, str]:
-    """An operator, the shape of x, its dimensions, a dtype, and where the result goes: "", "out", "symmetric", "x"."""
-    operator = rng.choice(OPERATORS)
-    dims = [rng.choice((1, 2, 3, rng.randrange(1, 20))) for _ in range(rng.randrange(1, 5))]
-    split, concat = rng.randrange(len(dims)), rng.randrange(len(dims))
-    dims[rng.randrange(len(dims))] *= rng.choice((1, 8, 64, max(1, most // math.prod(dims) // world)))
-    dims[split] = 0 if rng.random() < 0.03 else dims[split] * world
-    summed = operator in ("all_reduce", "reduce_scatter")
-    dtype = rng.choice(MOVED[:3] if summed else MOVED)
-    names = {"all_reduce": (), "all_to_all": ("split_dim", "concat_dim")}.get(operator, ("dim",))
-    at = dict(zip(names, (split, concat), strict=False))
-    places = ["", "out"] + ["symmetric"] * (dtype in MOVED[:3]) + ["x"] * (operator == "all_reduce")
-    return operator, tuple(dims), at, dtype, rng.choice(places)
-
-
-def random_tensor(rank: int, seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Of ``rank``, on the CPU, the same wherever it is made."""
-    gen = torch.Generator().manual_seed(1000 * seed + rank)
-    if dtype in MOVED[:3]:
-        return torch.randn(shape, generator=gen).to(dtype)
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, dtype.itemsize), generator=gen)
-    return raw.to(torch.uint8).view(dtype).view(shape)
-
-
-def wanted(operator: str, xs: list[torch.Tensor], dims: dict[str, int], rank: int) -> torch.Tensor:
-    """What ``rank`` must get; sums in float64."""
-
-    def part(x: torch.Tensor, dim: int) -> torch.Tensor:
-        share = x.shape[dim] // len(xs)
-        return x.narrow(dim, rank * share, share)
-
-    def raw(x: torch.Tensor) -> torch.Tensor:
-        return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
-
-    if operator == "all_gather":
-        return torch.cat([raw(x) for x in xs], dims["dim"])
-    if operator == "all_to_all":
-        return torch.cat([raw(part(x, dims["split_dim"])) for x in xs], dims["concat_dim"])
-    total = torch.stack(xs).double().sum(0)
-    return total if operator == "all_reduce" else part(total, dims["dim"])
 
 
 # ------------------------------------------------------------------------------------------------------- compiling

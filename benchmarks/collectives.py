@@ -34,6 +34,7 @@ for _name, _value in (
     os.environ.setdefault(_name, _value)
 
 import baselines  # noqa: E402
+import collective_calls  # noqa: E402
 import collective_problems as problems  # noqa: E402
 import torch  # noqa: E402
 from baselines import Contender  # noqa: E402
@@ -178,53 +179,35 @@ def measure(team: Team, args: argparse.Namespace) -> int:
 
 
 def check(team: Team, args: argparse.Namespace) -> int:
-    """Random problems, each called twice (the bits must be the same), against float64; how many are wrong."""
+    """Random calls, each made twice (the bits must be the same), against float64; how many are wrong."""
     rng, bad, done = random.Random(args.seed), 0, 0
     for seed in range(args.check):
         if seed % 10 == 0 and team.left() < 1:
             break
-        call = problems.random_call(rng, team.world, 1 << (22 if team.gpu else 10))
-        hops = rng.choice((None, 1, 2))
-        ok, wrong = team.attempt(f"{call}", partial(one_check, team, call, seed, hops))
-        bits = team.told(wrong if ok else "failed")
-        same = call[0] != "all_reduce" or len({told[1] for told in bits if isinstance(told, tuple)}) == 1
+        call, hops = collective_calls.make(rng, team.world, 1 << (22 if team.gpu else 10)), rng.choice((None, 1, 2))
+        ok, results = team.attempt(f"{call}", partial(twice, call, team, seed, hops))
+        wrong = "" if ok else "failed"
+        if ok:
+            try:
+                assert torch.equal(*map(collective_calls.raw, results)), "other bits in the second call"
+                call.check({team.rank: results[0]}, team.world, seed)
+            except AssertionError as error:
+                wrong = str(error)[:300]
+        bits = zlib.crc32(collective_calls.raw(results[0]).numpy().tobytes()) if ok and call.alike else 0
+        told = team.told((wrong, bits))
         done += 1
-        if not ok or not same or any(told[0] for told in bits):
+        if any(text for text, _ in told) or len({bits for _, bits in told}) > 1:
             bad += 1
-            team.say(f"   WRONG {call}, {hops} hops: {bits}")
-    team.say(f"checked {done} problems on {team.world} ranks: {bad} wrong")
+            team.say(f"   WRONG {call}, {hops} hops: {told}")
+    team.say(f"checked {done} calls on {team.world} ranks: {bad} wrong")
     return bad
 
 
-def one_check(
-    team: Team, call: tuple[str, tuple[int, ...], dict[str, int], torch.dtype, str], seed: int, hops: int | None
-) -> tuple[str, int]:
-    """What is wrong with one problem on this rank, or ""; and a number for the result's bits."""
-    operator, shape, dims, dtype, place = call
-    xs = [problems.random_tensor(r, seed, shape, dtype) for r in range(team.world)]
-    want = problems.wanted(operator, xs, dims, team.rank)
-    results = []
+def twice(call: collective_calls.Call, team: Team, seed: int, hops: int | None) -> list[torch.Tensor]:
+    """The results of two calls."""
     with problems.planned(Way(hops=hops)):
-        current().calls.clear()  # a plan that was made otherwise
-        for _ in range(2):
-            x = xs[team.rank].to(team.device, copy=True)
-            out = None if not place else x if place == "x" else torch.empty(want.shape, dtype=dtype, device=x.device)
-            if place == "symmetric":
-                out = pk.empty(tuple(want.shape), dtype)
-            found = getattr(pk.ops, operator)(x, *dims.values(), out=out)
-            results.append(found.cpu())
-    raw = [r.contiguous().view(-1).view(torch.uint8) for r in results]
-    if not torch.equal(*raw):
-        return "other bits in the second call", 0
-    bits = zlib.crc32(raw[0].numpy().tobytes())
-    got = results[0]
-    if want.dtype != torch.float64:
-        got = got.view(torch.uint8) if got.dtype == torch.float8_e4m3fn else got
-        same = torch.equal(got.contiguous().view(-1).view(torch.uint8), want.contiguous().view(-1).view(torch.uint8))
-        return "" if same else "other bits than x", bits
-    error = float((got.double() - want).norm() / want.norm().clamp_min(1e-30))
-    limit = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-6}[dtype]
-    return "" if error < limit else f"error {error:.1e}", bits
+        current().calls.clear()  # of plans that were made otherwise
+        return [call.run(team.rank, team.world, seed) for _ in range(2)]
 
 
 def run(team: Team, args: argparse.Namespace) -> int:
