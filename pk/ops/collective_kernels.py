@@ -25,16 +25,14 @@ def slot(source, owner):
 
 
 @pk.function
-def total(x, slots, own, other, SHAPE):
-    """The sum over ranks of a tile, in rank order: this rank's term from ``x`` at ``own``, the others' from its
-    ``slots``, at ``other`` behind the slot.
-    """
+def total(own, slots, at, SHAPE):
+    """The sum over ranks of a tile, in rank order: this rank's term is ``own``, the others' are ``at`` in its slots."""
     me, acc = pk.rank(), pk.zeros(SHAPE, pk.float32)
     for r in pk.range(pk.world_size()):
         if r == me:
-            acc = acc + pk.load(x, own, SHAPE)
+            acc = acc + own
         else:
-            acc = acc + pk.load(slots[me], (slot(r, me), *other), SHAPE)
+            acc = acc + pk.load(slots[me], (slot(r, me), *at), SHAPE)
     return acc
 
 
@@ -90,10 +88,11 @@ def sum_parts(
                     slots[dst], pk.load(x, (dst, j // cols, j % cols), (BM, BN)), (slot(me, dst), j // cols, j % cols)
                 )
         pk.signal_all(come, i)
-        pk.wait(come, i, W)
         for j in pk.range(i * PER, stop):
             m, n = j // cols, j % cols
-            pk.store(out, total(x, slots, (me, m, n), (m, n), (BM, BN)), (m, n))
+            own = pk.load(x, (me, m, n), (BM, BN))
+            pk.wait(come, i, W)  # while it loads
+            pk.store(out, total(own, slots, (m, n), (BM, BN)), (m, n))
 
 
 @pk.kernel
@@ -116,8 +115,9 @@ def sum_and_share(
         for dst in pk.ranks_from(me + 1, W - 1):
             pk.store(parts[dst], pk.load(x, (0, i * W + dst), (1, BN)), (slot(me, dst), i))
         pk.signal_all(come, i)
-        pk.wait(come, i, W)
-        summed = total(x, parts, (0, i * W + me), (i,), (1, BN))
+        own = pk.load(x, (0, i * W + me), (1, BN))
+        pk.wait(come, i, W)  # while it loads
+        summed = total(own, parts, (i,), (1, BN))
         for r in pk.ranks_from(me + 1, W if out is None else W - 1):
             pk.store(sums[r], summed, (0, i * W + me))
         if out is not None:

@@ -25,7 +25,10 @@ for _kernel in (collective_kernels.exchange, collective_kernels.sum_parts, colle
 # What one run of benchmarks/collectives.py --sweep compares.
 TILES = (8192, 4096, 2048)  # elements of a tile: the largest that gives every SM one, or the last
 LEAST = 256  # of one row, for tensors that are smaller than the smallest tile
-NARROW = 64  # columns under which a tile is made to hold whole rows
+NARROW, EDGE = (
+    64,
+    256,
+)  # columns of a tile: at least, if they divide the rows; where none do, and a tile is cut at the end
 SIGNAL_BYTES = 32 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
 LINK_GB_S = 350.0  # one way
@@ -41,13 +44,13 @@ def one_hop(world: int, nbytes: int) -> bool:
 def shape_of(rows: int, cols: int, most: int) -> tuple[int, int]:
     """Rows and columns of a tile of up to ``most`` elements, powers of 2, for matrices of ``rows`` by ``cols``.
 
-    Columns that divide the matrix's: a tile that an edge cuts is moved element by element.
+    Columns that divide the matrix's, or few of them: a tile that an edge cuts is added up element by element.
     """
     up_to = 1 << max(cols - 1, 0).bit_length()
     if rows <= 1:
         return 1, min(most, max(up_to, LEAST))
     whole = cols & -cols
-    width = min(most, whole if whole >= NARROW else max(up_to, 8))
+    width = min(most, whole if whole >= NARROW else min(max(up_to, 8), EDGE))
     return min(most // width, 1 << (rows - 1).bit_length()), width
 
 
@@ -113,9 +116,12 @@ class Plan:
             parts = self._along(x, self.split)[:, 0]
             given = {**self.tiles.constants, "sms": self.tiles.blocks, "group": group}
             collective_kernels.sum_parts(x=parts, out=out.view(rows, cols), **given)
-        elif self.words and out.data_ptr() % 4 == 0:
-            parts, found = (self._along(t, dim).view(torch.int32) for t, dim in ((x, self.split), (out, self.concat)))
+        elif self.words:
+            into = torch.empty_like(out) if out.data_ptr() % 4 else out  # whatever is the case on the other ranks
+            parts, found = (self._along(t, dim).view(torch.int32) for t, dim in ((x, self.split), (into, self.concat)))
             self._move(parts, found, self.inside, group)
+            if into is not out:
+                out.copy_(into)
         else:
             self._padded(x, out, group)
 

@@ -29,7 +29,7 @@ import torch
 from pk.errors import ArgumentError, short
 from pk.ops import calls, collective_plans, inputs, route
 from pk.runtime import symm
-from pk.runtime.group import current
+from pk.runtime.group import Group, current
 
 DIMENSIONS = {
     "all_gather": ("dim",), "reduce_scatter": ("dim",), "all_reduce": (), "all_to_all": ("split_dim", "concat_dim"),
@@ -142,7 +142,7 @@ def direct(operator: str, x: Any, dims: dict[str, int], group: Any, out: torch.T
         inputs.fits_whole(out, shape, x.dtype)
     if owner.world_size == 1:
         return x.clone(memory_format=torch.contiguous_format).view(shape) if out is None else out.copy_(x.view(shape))
-    inside = operator != "reduce_scatter" and out is not None and symm.place(out, owner) is not None
+    inside = operator != "reduce_scatter" and out is not None and reached(out, owner)
     call = calls.Collective(operator, x, tuple(dims.items()), inside)
     key = call.key()
     with owner.turn.of(call):
@@ -152,8 +152,13 @@ def direct(operator: str, x: Any, dims: dict[str, int], group: Any, out: torch.T
             plan = collective_plans.made(call, owner)
             calls.remember(owner, key, plan)
         out = x.new_empty(shape) if out is None else out
-        plan.run(x.detach(), out, owner)
+        plan.run(x, out, owner)
         return out
+
+
+def reached(out: torch.Tensor, group: Group) -> bool:
+    """Whether peers can write ``out``, by words."""
+    return symm.place(out, group) is not None and out.data_ptr() % 4 == 0
 
 
 def same_memory(x: torch.Tensor, y: torch.Tensor) -> bool:

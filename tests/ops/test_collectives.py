@@ -75,6 +75,20 @@ def test_layouts(operator: str) -> None:
     pk.spawn(run, 2, "sim")
 
 
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_layouts_of_one_rank(operator: str) -> None:
+    """Where its tensors lie is each rank's own business."""
+
+    def run(rank: int) -> None:
+        x, shift = numbers(rank, 6, 20), int(rank == 1)
+        mine = torch.empty(x.numel() + shift, dtype=BF16)[shift:].view(x.shape).copy_(x)
+        want = getattr(pk.ops, operator)(x)
+        out = torch.empty(want.numel() + shift, dtype=BF16)[shift:].view(want.shape)
+        assert torch.equal(getattr(pk.ops, operator)(mine, out=out), want)
+
+    pk.spawn(run, 2, "sim")
+
+
 def test_all_bits_move() -> None:
     """NaN with whatever payload, and what no float is."""
 
@@ -147,6 +161,7 @@ def test_one_hop_or_two() -> None:
     [
         (1, 100_000, (1, 8192)), (1, 512, (1, 512)), (1, 700, (1, 1024)), (1, 3, (1, 256)), (0, 0, (1, 256)),
         (4096, 2048, (4, 2048)), (4096, 24, (256, 32)), (3, 2048, (4, 2048)), (64, 192, (64, 64)), (5, 1, (8, 8)),
+        (4096, 3000, (32, 256)), (4096, 100, (64, 128)),
     ],
 )  # fmt: skip
 def test_tiles(rows: int, cols: int, tile: tuple[int, int]) -> None:
