@@ -139,11 +139,12 @@ def work(args: argparse.Namespace, world: int) -> list[tuple[Problem, list[tuple
 def swept(p: Problem, world: int) -> list[tuple[Way, bool]]:
     """Tiles, bytes behind a signal and blocks; for an all-reduce with one hop and with two."""
     hops = (1, 2) if p.operator == "all_reduce" else (None,)
-    small = p.nbytes <= 1 << 20
+    small, sums = p.nbytes <= 1 << 20, p.operator in ("all_reduce", "reduce_scatter")
+    large = problems.TILES[1:3] if sums else problems.TILES[1:]  # sums of larger ones have too few registers
     ways = [
         Way(tile, signal, blocks, h)
         for h in hops
-        for tile in ((512, 1024, 2048, 4096) if small else problems.TILES[1:])
+        for tile in ((512, 1024, 2048, 4096) if small else large)
         for signal in ((32,) if small or h == 2 else problems.SIGNAL_KB)
         for blocks in ((0, 32) if small else problems.BLOCKS)
     ]

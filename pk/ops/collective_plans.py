@@ -76,7 +76,8 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int) -> Tiling:
         tiles = depth * -(-rows // bm) * -(-cols // bn)
         if tiles >= sms:
             break
-    per = min(max(1, SIGNAL_BYTES // (bm * bn * itemsize)), max(1, tiles // (4 * sms)))
+    most = min(SIGNAL_BYTES // (bm * bn * itemsize), tiles // (4 * sms))
+    per = 1 << max(most.bit_length() - 1, 0)  # a power of 2: each number is a kernel of its own
     return Tiling(bm, bn, per, blocks(-(-tiles // per), sms))
 
 
