@@ -11,6 +11,7 @@ multicast is off.  On one GPU the ranks are threads that share it, without rival
     python benchmarks/collectives.py --seconds 200 --out results          # all GPUs
     python benchmarks/collectives.py --check 300                          # correctness: random problems, float64
     python benchmarks/collectives.py --sweep --sizes 64KB,1MB,64MB        # tiles, signals, blocks, hops
+    python benchmarks/collectives.py --trace --sizes 64KB,64MB            # where the time goes
     PK_BACKEND=sim python benchmarks/collectives.py --ranks 2             # a rehearsal without GPUs
 """
 
@@ -25,6 +26,7 @@ import sys
 import time
 import zlib
 from functools import partial
+from pathlib import Path
 
 # Before torch is imported, in every process.
 for _name, _value in (
@@ -40,7 +42,7 @@ import torch  # noqa: E402
 from baselines import Contender  # noqa: E402
 from collective_problems import LINK_GB_S, OPERATORS, Operands, Problem, Way, size  # noqa: E402
 from report import Row, facts, table, write  # noqa: E402
-from rounds import Rounds  # noqa: E402
+from rounds import Rounds, traced  # noqa: E402
 from team import Team, Threads, processes  # noqa: E402
 from tp_problems import compile_all  # noqa: E402
 
@@ -179,6 +181,18 @@ def measure(team: Team, args: argparse.Namespace) -> int:
     return sum(bool(row["wrong"]) for row in rows)
 
 
+def trace(team: Team, args: argparse.Namespace) -> int:
+    """Each problem's calls traced, not timed: what they wait for, on rank 0; how many failed."""
+    failed = 0
+    for p, _ in work(args, team.world):
+        for c in problems.ours(Operands(p, team)):
+            name = f"trace_{p.title()}_{c.name}.json".replace(" ", "_").replace(",", "")
+            ok, text = team.attempt(p.title(), partial(traced, c.call, Path(args.out) / name if args.out else None))
+            failed += not ok
+            team.say(f"\n{p.title()}, {c.name}\n{text if ok else ''}")
+    return failed
+
+
 def check(team: Team, args: argparse.Namespace) -> int:
     """Random calls, each made twice (the bits must be the same), against float64; how many are wrong."""
     rng, bad, done = random.Random(args.seed), 0, 0
@@ -217,7 +231,9 @@ def run(team: Team, args: argparse.Namespace) -> int:
     ready = time.time() - team.began
     team.say(f"{team.world} ranks, {facts()['device']}, torch {torch.__version__}, ready after {ready:.0f} s")
     wrong = check(team, args) if args.check else 0
-    if args.table or args.sweep or not args.check:
+    if args.trace:
+        wrong += trace(team, args)
+    if args.table or args.sweep or not (args.check or args.trace):
         wrong += measure(team, args)
     return wrong
 
@@ -239,6 +255,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--check", type=int, default=0, metavar="N", help="N random problems")
     parser.add_argument("--table", action="store_true", help="after --check, the table too")
     parser.add_argument("--sweep", action="store_true", help="try tiles, bytes a signal, blocks and hops")
+    parser.add_argument("--trace", action="store_true", help="trace calls of the operators and show what they wait for")
     parser.add_argument("--threads", action="store_true", help="ranks are threads that share one GPU")
     parser.add_argument("--compile-only", action="store_true", help="fill the disk cache, run nothing")
     parser.add_argument("--seed", type=int, default=0)

@@ -6,9 +6,13 @@ import random
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 
 from baselines import Contender
 from team import Team
+
+import pk
 
 SAMPLE_US = 8_000.0  # that a sample should take
 MOST_CALLS = 50
@@ -81,3 +85,13 @@ class Rounds(ABC):
         for name in main:
             again = team.worst([self.check(self.contenders[name])])[0]
             self.errors[name] = max(self.errors[name], again)
+
+
+def traced(call: Callable[[], object], path: Path | None) -> str:
+    """What every role of this rank's last launches waits for, of a warm ``call``; ``path``: a file for the timeline."""
+    for _ in range(3):
+        call()
+    with pk.trace(path, launches=4) as timeline:
+        for _ in range(2):
+            call()
+    return "\n\n".join(map(str, timeline.launches[len(timeline.launches) // 2 :]))

@@ -40,7 +40,7 @@ import torch  # noqa: E402
 import what_if  # noqa: E402
 from baselines import Contender  # noqa: E402
 from report import facts, write  # noqa: E402
-from rounds import Rounds  # noqa: E402
+from rounds import Rounds, traced  # noqa: E402
 from team import Team, Threads, processes  # noqa: E402
 from tp_problems import AG, COMM_SMS, LINK_GB_S, Operands, Problem, checks, compile_all, problems  # noqa: E402
 from tp_report import Row, finish, flat, lines  # noqa: E402
@@ -258,15 +258,8 @@ def trace(team: Team, args: argparse.Namespace) -> int:
             name = f"{tile}/{comm}" if p.operator == AG and tile else tile or "its own choice"
             path = Path(args.out or ".") / f"trace_{number}_{name.replace('/', '_').replace(' ', '_')}.json"
 
-            def call(tile: str | None = tile, comm: int | None = comm, path: Path = path, o: Operands = o) -> str:
-                for _ in range(3):
-                    o.call(tile, comm)
-                with pk.trace(path if args.out else None, launches=4) as timeline:
-                    for _ in range(2):
-                        o.call(tile, comm)
-                return "\n\n".join(map(str, timeline.launches[len(timeline.launches) // 2 :]))
-
-            ok, text = team.attempt(f"{p.title()}, {name}", call)
+            calls = partial(traced, partial(o.call, tile, comm), path if args.out else None)
+            ok, text = team.attempt(f"{p.title()}, {name}", calls)
             failed += not ok
             team.say(f"\n{p.title()}, {name}\n{text if ok else ''}")
     return failed
