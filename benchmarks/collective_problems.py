@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from baselines import Contender
+from collective_calls import Call
 from team import Team
 from tp_problems import Build, specs
 
 import pk
-from pk.ops import calls, collective_kernels, collective_plans
+from pk.ops import calls, collective_kernels, collective_plans, collectives
 from pk.runtime.group import Group, current
 
 OPERATORS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -140,13 +141,9 @@ class Operands:
 
 def plan(o: Operands, way: Way, inside: bool) -> collective_plans.Plan:
     """The launch of ``o`` planned this ``way``."""
-    return _plan(o.p, o.x, way, inside, current())
-
-
-def _plan(p: Problem, x: torch.Tensor, way: Way, inside: bool, group: Group) -> collective_plans.Plan:
-    dims = {"all_reduce": (), "all_to_all": (("split_dim", 0), ("concat_dim", 0))}.get(p.operator, (("dim", 0),))
+    dims = tuple((name, 0) for name in collectives.DIMENSIONS[o.p.operator])
     with ONE_AT_A_TIME, planned(way):
-        return collective_plans.made(calls.Collective(p.operator, x, dims, inside), group)
+        return collective_plans.made(calls.Collective(o.p.operator, o.x, dims, inside), current())
 
 
 # -------------------------------------------------------------------------------------------------------- contenders
@@ -239,6 +236,23 @@ def symmetric_memory(o: Operands) -> list[Contender]:
 # ------------------------------------------------------------------------------------------------------- compiling
 def builds(p: Problem, ways: list[tuple[Way, bool]], world: int) -> list[Build]:
     """The kernels of a problem; no GPU needed."""
+    dims = tuple(0 for _ in collectives.DIMENSIONS[p.operator])
+    found: list[Build] = []
+    for way, inside in ways:
+        found += builds_of(Call(p.operator, p.shape(world), dims, torch.bfloat16, "symmetric" * inside), way, world)
+    return found
+
+
+def builds_of(call: Call, way: Way, world: int) -> list[Build]:
+    """The kernels of one call."""
+    x = torch.empty(call.shape, dtype=call.dtype, device="meta")
+    dims = dict(zip(collectives.DIMENSIONS[call.operator], call.front(), strict=True))
+    out = x.new_empty(collectives.result_shape(call.operator, x, dims, world))
+    inside = call.place == "symmetric" and call.operator != "reduce_scatter"
+    with ONE_AT_A_TIME, planned(way):
+        made = collective_plans.made(
+            calls.Collective(call.operator, x, tuple(dims.items()), inside), Group(0, world, "sim")
+        )
     found: list[Build] = []
 
     class Recorder:
@@ -248,19 +262,10 @@ def builds(p: Problem, ways: list[tuple[Way, bool]], world: int) -> list[Build]:
 
             return note
 
-    group = Group(0, world, "sim")
-    x = torch.empty(p.shape(world), dtype=torch.bfloat16, device="meta")
-    count = (
-        x.numel()
-        * world
-        // (1 if p.operator == "all_gather" else world * (world if p.operator == "reduce_scatter" else 1))
-    )
-    out = torch.empty(count, dtype=torch.bfloat16, device="meta")
     kept = collective_plans.collective_kernels
     collective_plans.collective_kernels = Recorder()  # type: ignore[assignment]
     try:
-        for way, inside in ways:
-            _plan(p, x, way, inside, group).run(x, out, group)
+        made.run(x, out, Group(0, world, "sim"))
     finally:
         collective_plans.collective_kernels = kept
     return found

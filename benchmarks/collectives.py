@@ -195,11 +195,10 @@ def trace(team: Team, args: argparse.Namespace) -> int:
 
 def check(team: Team, args: argparse.Namespace) -> int:
     """Random calls, each made twice (the bits must be the same), against float64; how many are wrong."""
-    rng, bad, done = random.Random(args.seed), 0, 0
-    for seed in range(args.check):
+    bad, done = 0, 0
+    for seed, (call, hops) in enumerate(random_calls(args, team.world)):
         if seed % 10 == 0 and team.left() < 1:
             break
-        call, hops = collective_calls.make(rng, team.world, 1 << (22 if team.gpu else 10)), rng.choice((None, 1, 2))
         ok, results = team.attempt(f"{call}", partial(twice, call, team, seed, hops))
         wrong = "" if ok else "failed"
         if ok:
@@ -216,6 +215,12 @@ def check(team: Team, args: argparse.Namespace) -> int:
             team.say(f"   WRONG {call}, {hops} hops: {told}")
     team.say(f"checked {done} calls on {team.world} ranks: {bad} wrong")
     return bad
+
+
+def random_calls(args: argparse.Namespace, world: int) -> list[tuple[collective_calls.Call, int | None]]:
+    """For ``check``, the same on all ranks; with the hops of an all-reduce."""
+    rng, most = random.Random(args.seed), 1 << (22 if default_backend() == "cuda" or args.compile_only else 10)
+    return [(collective_calls.make(rng, world, most), rng.choice((None, 1, 2))) for _ in range(args.check)]
 
 
 def twice(call: collective_calls.Call, team: Team, seed: int, hops: int | None) -> list[torch.Tensor]:
@@ -271,19 +276,25 @@ def main() -> None:
     args.sizes = args.sizes or ",".join((SWEPT if args.sweep else SIZES) if gpu else ("1KB", "64KB"))
     args.rounds = args.rounds if gpu else 1
     if gpu or args.compile_only:
-        everything = [(Way(), False), (Way(), True), (Way(hops=2), False), (Way(hops=2), True)]
-        wanted = {
-            repr(build): build
-            for p, ways in work(args, world)
-            for build in problems.builds(p, [*everything[: 4 if args.check else 2], *ways], world)
-        }
-        compile_all([], world, more=[(b[0], partial(problems.compile_one, b)) for b in wanted.values()])
+        precompile(world, args)
     if args.compile_only:
         return
     if args.threads:
         wrong = pk.spawn(thread_main, world, "cuda-threads" if gpu else "sim", (world, args, began))
         sys.exit("wrong results" if any(wrong) else 0)
     sys.exit(processes(run, world, args, began))
+
+
+def precompile(world: int, args: argparse.Namespace) -> None:
+    """Every kernel that will be needed, in parallel processes, into the disk cache."""
+    found = []
+    if args.table or args.sweep or args.trace or not args.check:
+        for p, ways in work(args, world):
+            found += problems.builds(p, [(Way(), False), (Way(), True), *ways], world)
+    for call, hops in random_calls(args, world):
+        found += problems.builds_of(call, Way(hops=hops), world)
+    wanted = {repr(build): build for build in found}
+    compile_all([], world, more=[(b[0], partial(problems.compile_one, b)) for b in wanted.values()])
 
 
 if __name__ == "__main__":

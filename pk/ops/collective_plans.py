@@ -29,6 +29,7 @@ NARROW, EDGE = (
     64,
     256,
 )  # columns of a tile: at least, if they divide the rows; where none do, and a tile is cut at the end
+WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 32 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
 LINK_GB_S = 350.0  # one way
@@ -51,7 +52,7 @@ def shape_of(rows: int, cols: int, most: int) -> tuple[int, int]:
         return 1, min(most, max(up_to, LEAST))
     whole = cols & -cols
     width = min(most, whole if whole >= NARROW else min(max(up_to, 8), EDGE))
-    return min(most // width, 1 << (rows - 1).bit_length()), width
+    return min(most // max(width, WARP), 1 << (rows - 1).bit_length()), width
 
 
 @dataclass(frozen=True, slots=True)

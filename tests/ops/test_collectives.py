@@ -161,7 +161,7 @@ def test_one_hop_or_two() -> None:
     [
         (1, 100_000, (1, 8192)), (1, 512, (1, 512)), (1, 700, (1, 1024)), (1, 3, (1, 256)), (0, 0, (1, 256)),
         (4096, 2048, (4, 2048)), (4096, 24, (256, 32)), (3, 2048, (4, 2048)), (64, 192, (64, 64)), (5, 1, (8, 8)),
-        (4096, 3000, (32, 256)), (4096, 100, (64, 128)),
+        (4096, 3000, (32, 256)), (4096, 100, (64, 128)), (4096, 5, (256, 8)),
     ],
 )  # fmt: skip
 def test_tiles(rows: int, cols: int, tile: tuple[int, int]) -> None:
@@ -180,7 +180,10 @@ def test_blocks() -> None:
 
 SPECS = {
     "exchange": [{"x": (I32, 4), there: (I32, 4)} for there in ("out", "whole")],
-    "sum_parts": [{"x": (dtype, 3), "out": (dtype, 2), "PER": 2} for dtype in (BF16, F32)],
+    "sum_parts": [
+        {"x": (dtype, 3), "out": (dtype, 2), "BM": rows, "BN": cols, "PER": 2}
+        for dtype, rows, cols in ((BF16, 1, 8192), (F32, 1, 8192), (BF16, 256, 8), (F32, 32, 256), (F16, 128, 64))
+    ],
     "sum_and_share": [{"x": (BF16, 2), there: (BF16, 2)} for there in ("out", "whole")],
 }
 
