@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
+import sys
+import tempfile
 import time
 import traceback
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import pk
-from pk.runtime.group import current
+from pk.runtime.group import current, default_backend
 
 CYCLES_US = 1_980  # of the GPU's clock, at most
 MOST_DELAY_US = 20_000
@@ -182,3 +187,50 @@ class Threads(Team):
     def align(self) -> None:
         """On the host: launches of all ranks are submitted together anyway."""
         self.told(None)
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+def processes(run: Callable[[Team, Any], int], world: int, args: Any, began: float) -> int:
+    """``run(team, args)`` in a process for each rank, under ``torch.distributed``; an exit code."""
+    with tempfile.TemporaryDirectory(prefix="pk-bench-") as folder:
+        context = multiprocessing.get_context("spawn")
+        place = f"file://{folder}/store"
+        return supervise(
+            [context.Process(target=_rank, args=(run, rank, world, place, args, began)) for rank in range(world)]
+        )
+
+
+def _rank(run: Callable[[Team, Any], int], rank: int, world: int, place: str, args: Any, began: float) -> None:
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames its collectives
+    gpu = default_backend() == "cuda"
+    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(rank)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    else:
+        torch.set_num_threads(1)
+    more = {"device_id": device} if gpu else {}
+    dist.init_process_group("nccl" if gpu else "gloo", init_method=place, rank=rank, world_size=world, **more)
+    wrong = run(Processes(rank, world, device, began, args.seconds), args)
+    pk.synchronize()
+    pk.finalize()
+    dist.barrier()
+    dist.destroy_process_group()
+    if wrong:
+        sys.exit("wrong results")
+
+
+def supervise(ranks: list[Any]) -> int:
+    """Start the processes and wait; when one fails, the others get some seconds."""
+    for process in ranks:
+        process.start()
+    end = math.inf
+    while any(process.is_alive() for process in ranks) and time.time() < end:
+        time.sleep(0.05)
+        if end == math.inf and any(process.exitcode for process in ranks):
+            end = time.time() + 15
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+        process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)

@@ -21,17 +21,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import os
 import random
-import statistics
 import sys
-import tempfile
 import time
-import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 # Before torch is imported, in every process.
 for _name, _value in (
@@ -42,40 +37,32 @@ for _name, _value in (
 
 import baselines  # noqa: E402
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 import what_if  # noqa: E402
 from baselines import Contender  # noqa: E402
 from report import facts, write  # noqa: E402
-from team import Processes, Team, Threads  # noqa: E402
+from rounds import Rounds, traced  # noqa: E402
+from team import Team, Threads, processes  # noqa: E402
 from tp_problems import AG, COMM_SMS, LINK_GB_S, Operands, Problem, checks, compile_all, problems  # noqa: E402
-from tp_report import KINDS, Row, finish, flat, lines  # noqa: E402
+from tp_report import Row, finish, flat, lines  # noqa: E402
 
 import pk  # noqa: E402
 from pk.ops import fused  # noqa: E402
 from pk.ops.model import SMS  # noqa: E402
 from pk.runtime.group import default_backend  # noqa: E402
 
-SAMPLE_US = 8_000.0  # that a sample should take
-MOST_CALLS = 50
-BEHIND = 1.12  # times the best of pk: dropped after two rounds
-BURSTS = 7
 TOLERANCE = 6e-3  # two roundings to bfloat16 are 2.4e-3
 
 
-class Bench:
-    """One problem: contenders, their errors and times."""
+class Bench(Rounds):
+    """One problem of the table."""
 
     def __init__(
         self, team: Team, p: Problem, tiles: list[tuple[str, int]], default: bool, parts: bool = False
     ) -> None:
-        self.team, self.p = team, p
+        super().__init__(team)
+        self.p = p
         self.o = o = Operands(p, team)
         self.want = o.reference(torch.float32)
-        self.contenders: dict[str, Contender] = {}
-        self.errors: dict[str, float] = {}
-        self.host: dict[str, float] = {}
-        self.single: dict[str, float] = {}
-        self.times: dict[str, list[float]] = {}
         found = [*baselines.gemm(o), *(baselines.library(o) if team.library else [])]
         if team.gpu and team.library and p.kind != "graph":
             ok, more = team.attempt("symmetric memory", lambda: baselines.symmetric_memory(o))
@@ -105,16 +92,6 @@ class Bench:
             if ok:
                 self.admit(captured)
 
-    def admit(self, c: Contender) -> None:
-        """Run, check and warm a contender up; left out if a rank fails."""
-        ok, error = self.team.attempt(c.name, lambda: self.check(c))
-        if not ok:
-            return
-        ok, host = self.team.attempt(c.name, lambda: self.team.host_us(c.call, 3 if self.team.gpu else 1))
-        if ok:
-            self.errors[c.name], self.host[c.name] = self.team.worst([error, host])
-            self.contenders[c.name], self.times[c.name] = c, []
-
     def check(self, c: Contender) -> float:
         """Relative error of its result; 0 for a part."""
         if not c.whole:
@@ -124,44 +101,6 @@ class Bench:
         got = c.call()
         self.team.sync()
         return self.o.error(self.want, got if isinstance(got, torch.Tensor) else None)
-
-    def median(self, name: str) -> float:
-        """Microseconds."""
-        return statistics.median(self.times[name])
-
-    def of_kind(self, kind: str) -> list[str]:
-        """Names, fastest first."""
-        return sorted((n for n, c in self.contenders.items() if c.kind == kind), key=self.median)
-
-    def run(self, seconds: float, most_rounds: int) -> None:
-        """Rounds for about ``seconds``, at least three; then single calls of those that matter."""
-        team, rng = self.team, random.Random(0)
-        least = 3 if team.gpu else 1
-        alive, rounds, until = list(self.contenders), 0, team.left() - seconds
-        counts = dict.fromkeys(alive, 1)
-        if team.gpu:
-            firsts = team.worst(team.sample(self.contenders[n].call, 2, self.host[n]) for n in alive)
-            counts = {n: int(min(max(SAMPLE_US / us, 4), MOST_CALLS)) for n, us in zip(alive, firsts, strict=True)}
-        while rounds < least or (rounds < most_rounds and team.left() > until):
-            rng.shuffle(alive)
-            found = [team.sample(self.contenders[n].call, counts[n], self.host[n]) for n in alive]
-            for name, us in zip(alive, team.worst(found), strict=True):
-                self.times[name].append(us)
-            rounds += 1
-            ours = self.of_kind("pk")
-            if rounds == 2 and ours:
-                limit = BEHIND * self.median(ours[0])
-                alive = [n for n in alive if n not in ours or n == "pk default" or self.median(n) < limit]
-        main = [n for kind in KINDS for n in self.of_kind(kind)[:2] if n in alive]
-        for name in main if team.gpu else []:
-            singles = []
-            for _ in range(BURSTS):
-                singles.append(team.sample(self.contenders[name].call, 1, self.host[name], first=False))
-                time.sleep(3e-6 * singles[-1] + 1e-4)
-            self.single[name] = statistics.median(team.worst(singles))
-        for name in main:
-            again = team.worst([self.check(self.contenders[name])])[0]
-            self.errors[name] = max(self.errors[name], again)
 
     def row(self) -> Row:
         """What is reported."""
@@ -319,15 +258,8 @@ def trace(team: Team, args: argparse.Namespace) -> int:
             name = f"{tile}/{comm}" if p.operator == AG and tile else tile or "its own choice"
             path = Path(args.out or ".") / f"trace_{number}_{name.replace('/', '_').replace(' ', '_')}.json"
 
-            def call(tile: str | None = tile, comm: int | None = comm, path: Path = path, o: Operands = o) -> str:
-                for _ in range(3):
-                    o.call(tile, comm)
-                with pk.trace(path if args.out else None, launches=4) as timeline:
-                    for _ in range(2):
-                        o.call(tile, comm)
-                return "\n\n".join(map(str, timeline.launches[len(timeline.launches) // 2 :]))
-
-            ok, text = team.attempt(f"{p.title()}, {name}", call)
+            calls = partial(traced, partial(o.call, tile, comm), path if args.out else None)
+            ok, text = team.attempt(f"{p.title()}, {name}", calls)
             failed += not ok
             team.say(f"\n{p.title()}, {name}\n{text if ok else ''}")
     return failed
@@ -362,27 +294,6 @@ def run(team: Team, args: argparse.Namespace) -> int:
 def thread_main(rank: int, world: int, args: argparse.Namespace, began: float) -> int:
     """One rank's thread."""
     return run(Threads(rank, world, torch.device(pk.device()), began, args.seconds), args)
-
-
-def rank_main(rank: int, world: int, place: str, args: argparse.Namespace, began: float) -> None:
-    """One rank's process."""
-    warnings.simplefilter("ignore", FutureWarning)  # torch renames its collectives
-    gpu = default_backend() == "cuda"
-    device = torch.device("cuda", rank) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(rank)
-        torch.backends.cuda.matmul.allow_tf32 = False
-    else:
-        torch.set_num_threads(1)
-    more = {"device_id": device} if gpu else {}
-    dist.init_process_group("nccl" if gpu else "gloo", init_method=place, rank=rank, world_size=world, **more)
-    wrong = run(Processes(rank, world, device, began, args.seconds), args)
-    pk.synchronize()
-    pk.finalize()
-    dist.barrier()
-    dist.destroy_process_group()
-    if wrong:
-        sys.exit("wrong results")
 
 
 def options() -> argparse.Namespace:
@@ -436,11 +347,7 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         wrong = pk.spawn(thread_main, world, "cuda-threads" if gpu else "sim", (world, args, began))
         sys.exit("wrong results" if any(wrong) else 0)
-    with tempfile.TemporaryDirectory(prefix="pk-bench-") as folder:
-        context = multiprocessing.get_context("spawn")
-        place = f"file://{folder}/store"
-        ranks = [context.Process(target=rank_main, args=(r, world, place, args, began)) for r in range(world)]
-        sys.exit(supervise(ranks))
+    sys.exit(processes(run, world, args, began))
 
 
 def precompile(world: int, args: argparse.Namespace) -> None:
@@ -463,22 +370,6 @@ def precompile(world: int, args: argparse.Namespace) -> None:
             for what, build in what_if.compiled(p, world)
         ]
     compile_all(work, world, SMS // world if args.threads else SMS, more)
-
-
-def supervise(ranks: list[Any]) -> int:
-    """Start the processes and wait; when one fails, the others get some seconds."""
-    for process in ranks:
-        process.start()
-    end = math.inf
-    while any(process.is_alive() for process in ranks) and time.time() < end:
-        time.sleep(0.05)
-        if end == math.inf and any(process.exitcode for process in ranks):
-            end = time.time() + 15
-    for process in ranks:
-        if process.is_alive():
-            process.kill()
-        process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
 
 
 if __name__ == "__main__":

@@ -230,13 +230,14 @@ def recording(found: list[Build]) -> Iterator[None]:
 
             return note
 
-    kept = fused.parallel_kernels, fused.few_rows, fused.symmetric_workspace
+    kept = fused.parallel_kernels, fused.few_rows, fused.symmetric_workspace, fused._gather_scales
     fused.parallel_kernels = fused.few_rows = Recorder()  # type: ignore[assignment]
     fused.symmetric_workspace = lambda group, name, shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
+    fused._gather_scales = lambda q, mine: mine.repeat(q.world)
     try:
         yield
     finally:
-        fused.parallel_kernels, fused.few_rows, fused.symmetric_workspace = kept
+        fused.parallel_kernels, fused.few_rows, fused.symmetric_workspace, fused._gather_scales = kept
 
 
 def builds(p: Problem, tiles: list[tuple[str, int]], world: int, sms: int = model.SMS) -> list[Build]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from report import table, write
+from rounds import KINDS
 from tp_problems import LINK_GB_S, Problem
 
 from pk.ops import fused
 
-KINDS = ("pk", "rival", "gemm", "comm", "part")  # of contenders
 Row = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""The tensor-parallel benchmark, rehearsed without a GPU: a row of its table, its check and its soak."""
+"""The benchmarks of several ranks, rehearsed without a GPU: rows of their tables, their checks, a soak, a sweep."""
 
 from __future__ import annotations
 
@@ -77,3 +77,32 @@ def test_parts_can_still_be_taken_out_of_the_kernels(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(what_if.TAKEN_OUT[tp_problems.AG], "x", what_if.Variant([("gone", "")]))
     with pytest.raises(ValueError, match="the kernels have no 'gone' any more"):
         what_if.module(tp_problems.AG, "x")
+
+
+@pytest.mark.parametrize("how", [["--threads"], []], ids=["threads", "processes"])
+def test_a_rehearsal_of_the_collectives(tmp_path: Path, how: list[str]) -> None:
+    for more, rows in (["--table", "--check", "8", "--sizes", "1KB"], 4), (["--sweep", "--sizes", "4KB"], 4):
+        run = subprocess.run(
+            [
+                sys.executable, str(BENCHMARKS / "collectives.py"), *how, *more, "--ranks", "2", "--seconds", "100",
+                "--out", str(tmp_path),
+            ],
+            capture_output=True, text=True, timeout=120, check=False,
+            env={**os.environ, "PK_BACKEND": "sim", "PYTHONPATH": str(BENCHMARKS.parent)},
+        )  # fmt: skip
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert "--check" not in more or "checked 8 calls on 2 ranks: 0 wrong" in run.stdout
+        found = json.loads((tmp_path / "collectives.json").read_text())["rows"]
+        assert len(found) == rows
+        assert all(row["wrong"] == [] and row["all"]["pk"] > 0 for row in found)
+        assert found[0]["rival"] == ("" if how or "--sweep" in more else "NCCL")
+        assert any("t512 s32 b0" in name for row in found for name in row["all"]) == ("--sweep" in more)
+
+
+def test_what_crosses_the_link() -> None:
+    import collective_problems as problems
+
+    moved = {o: problems.Problem(o, 8 << 20).link_bytes(4) / (1 << 20) for o in problems.OPERATORS}
+    assert moved == {"all_reduce": 12, "all_gather": 6, "reduce_scatter": 6, "all_to_all": 6}
+    assert [problems.nbytes_of(text) for text in ("300", "64KB", "1.5MB", "1gb")] == [300, 65536, 3 << 19, 1 << 30]
+    assert [problems.size(nbytes) for nbytes in (300, 65536, 1 << 30)] == ["300 B", "64 KB", "1 GB"]

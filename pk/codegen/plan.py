@@ -321,7 +321,7 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
     }[kind]
     # A team has no role blocks, so that the slice for any role is the team's code less the names nothing reads.
     mine = split.slice_role((*kernel.prologue, *body), "loader" if kind == "team" else kind)
-    if kind == "communicator":
+    if kind in ("communicator", "team"):
         mine = communicator.with_copies(kernel, mine)
     facts = Facts.of(mine)
     remote = any(remote_access(s, facts) for s in split.statements(mine))

@@ -38,7 +38,7 @@ class Registers:
 
     def __init__(self, names: Names, scalar: Expressions, operand: Operands, direct: Direct, role: RolePlan) -> None:
         self._names, self._scalar, self._operand, self._direct = names, scalar, operand, direct
-        self._layouts = Layouts(role.body, role.warps)
+        self._layouts, self._warps = Layouts(role.body, role.warps), role.warps
         self._temporaries = 0
         self.accumulators = frozenset(_written_by_mma(role.body))
 
@@ -50,6 +50,11 @@ class Registers:
         rows = 1 if tile.rows == 1 else tile.rows * 4 // layout.warps
         return RegisterType(tile.dtype.cuda, rows, tile.cols)
 
+    def _copied(self, tile: Tile) -> str:
+        """The C++ type of a tile that the role only copies."""
+        warps = "" if self._warps == 1 else f", {self._warps}"
+        return f"copied_tile<{tile.dtype.cuda}, {tile.rows}, {tile.cols}{warps}>"
+
     def layout(self, e: ir.Operand) -> Layout:
         """The layout in which expression ``e`` is computed."""
         return self._layouts.of(e)
@@ -58,7 +63,7 @@ class Registers:
         """The type that variable ``v`` is declared with: one that an mma adds to is an accumulator."""
         assert isinstance(v.type, Tile)
         if v.type.space == "copied":
-            return _copied(v.type)
+            return self._copied(v.type)
         kind = self.type(v.type, self._layouts.of_name(v.name))
         return f"accumulator<{kind.rows}, {kind.cols}>" if v.name in self.accumulators else str(kind)
 
@@ -118,7 +123,7 @@ class Registers:
         self._temporaries += 1
         name = self._names.local(f"loaded {self._temporaries}", "temporary", "loaded")
         assert isinstance(e.type, Tile)
-        lines.append(f"{_copied(e.type)} {name};")
+        lines.append(f"{self._copied(e.type)} {name};")
         self._copy(name, e, lines)
         return name
 
@@ -277,11 +282,6 @@ def _padded(tile: Tile, layout: Layout) -> bool:
         return False
     short_rows = tile.cols > 1 and tile.cols % (layout.vector(tile.cols) * layout.lanes) != 0
     return short_rows or (tile.rows > 1 and tile.rows % layout.groups != 0)
-
-
-def _copied(tile: Tile) -> str:
-    """The C++ type of a tile that a warp only copies."""
-    return f"copied_tile<{tile.dtype.cuda}, {tile.rows}, {tile.cols}>"
 
 
 def _declared(kind: str, name: str, lines: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 What may stand where, tiles that it only copies, and how many registers its tiles may take.
 
 A tile that is loaded from a tensor and stored to tensors of the same dtype, and nothing else, is *copied*: it is not
-widened, any lane may hold any part of it, and it takes the registers that its bytes fill.
+widened, any lane may hold any part of it, and it takes the registers that its bytes fill.  So it is in a team, too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def dealt(dynamic: bool, cluster: int, span: ir.Span) -> None:
 
 # ------------------------------------------------------------------------------------------------- copied tiles
 def with_copies(kernel: ir.Kernel, body: ir.Block) -> ir.Block:
-    """``body`` of a communicator warp; the tiles that it only copies are ``copied`` in it, of their tensor's dtype."""
+    """``body`` of a communicator warp or a team; tiles that it only copies are ``copied``, of their tensor's dtype."""
     return _Narrow(kernel, _copied(kernel, body)).block(body)
 
 

@@ -184,6 +184,9 @@ def check(kernel: ir.Kernel) -> None:
         for role in split.roles_of(block):
             if role in ("consumer", "team"):
                 body, warps = role_body(block, role), role_warps(kernel, block, role)
+                if role == "team":
+                    body = communicator.with_copies(kernel, body)
+                    _check_team_copies(body, warps)
                 _check_role(Layouts(body, warps), body)
             elif role == "communicator":
                 body = communicator.with_copies(kernel, role_body(block, role))
@@ -233,6 +236,25 @@ def _check_copies(body: ir.Block, most: int) -> None:
                 communicator.fits(communicator.registers(e.type), e.type.shape, most, e.span)
 
 
+def _check_team_copies(body: ir.Block, warps: int) -> None:
+    """The same of a team, which has more threads and registers for them."""
+    for s in split.statements(body):
+        for e in split.walk(split.expressions(s)):
+            if isinstance(e, ir.Call) and isinstance(e.type, Tile) and e.type.space == "copied":
+                needed = -(-e.type.nbytes // (4 * LANES * warps))
+                if needed > MAX_ELEMENTS:
+                    raise _too_large(e.type, needed, warps, e.span)
+
+
+def _too_large(tile: Tile, needed: int, warps: int, span: ir.Span) -> errors.TileTooLarge:
+    return errors.TileTooLarge(
+        f"a register tile {tile.shape} needs {needed} registers of each of the role's {LANES * warps} threads, and "
+        f"they have at most {MAX_ELEMENTS}",
+        span,
+        "Make the tile smaller, or give the consumer more warpgroups.",
+    )
+
+
 def _check_role(found: Layouts, body: ir.Block, most: int = MAX_ELEMENTS) -> None:
     for s in split.statements(body):
         layout = found.of_statement(s)
@@ -276,12 +298,7 @@ def _fits(found: Layouts, layout: Layout, e: ir.Operand, s: ir.Statement, most: 
     if named and layout.warps == 1:
         communicator.fits(layout.elements(tile), tile.shape, most, span)
     elif named and layout.elements(tile) > MAX_ELEMENTS:
-        raise errors.TileTooLarge(
-            f"a register tile {tile.shape} needs {layout.elements(tile)} registers of each of the role's "
-            f"{LANES * layout.warps} threads, and they have at most {MAX_ELEMENTS}",
-            span,
-            "Make the tile smaller, or give the consumer more warpgroups.",
-        )
+        raise _too_large(tile, layout.elements(tile), layout.warps, span)
 
 
 def _cut(layout: Layout, e: ir.Call) -> None:

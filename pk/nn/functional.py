@@ -16,8 +16,6 @@ from pk.ops.route import through_torch
 from pk.runtime.names import name_of, named
 
 _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-LINE = 128  # elements: what is gathered is laid out in lines of so many, which TMA moves 128 at a time
-PIECE = 1 << 24  # elements of a gradient that are summed at a time: every rank's are in memory
 
 
 # ------------------------------------------------------------------------------------------------------- products
@@ -167,17 +165,16 @@ def check_tokens(x: torch.Tensor, dim: int, world: int) -> None:
 @torch.library.custom_op("pk::sum_over_ranks", mutates_args=())
 def summed(x: torch.Tensor, group: str) -> torch.Tensor:
     """The sum of the ``x`` of all ranks, the same bits on all.  Collective; not differentiable."""
-    if named(group).world_size == 1:
-        return x.clone()
-    pieces = x.reshape(-1).split(PIECE)
-    sums = [stacked(piece, group).sum(0, dtype=torch.float32).to(x.dtype) for piece in pieces]
-    return (sums[0] if len(sums) == 1 else torch.cat(sums)).view(x.shape)
+    if x.dtype in ops.collectives.SUMMED:
+        total: torch.Tensor = torch.ops.pk.all_reduce(x, group)
+        return total
+    return torch.ops.pk.all_reduce(x.float(), group).to(x.dtype)
 
 
 @torch.library.custom_op("pk::gather_along", mutates_args=())
 def _gather(x: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    whole = stacked(x, group)
-    return whole.flatten(0, 1) if dim % x.ndim == 0 else torch.cat(whole.unbind(0), dim)
+    whole: torch.Tensor = torch.ops.pk.all_gather(x, dim, group)
+    return whole
 
 
 @torch.library.custom_op("pk::share_along", mutates_args=())
@@ -230,10 +227,5 @@ _split.register_autograd(
 
 def stacked(x: torch.Tensor, group: str) -> torch.Tensor:
     """(world, *shape): the ``x`` of all ranks, of any shape.  Collective; not differentiable."""
-    world, count = named(group).world_size, x.numel()
-    if world == 1:
-        return x.unsqueeze(0).expand(world, *x.shape).clone(memory_format=torch.contiguous_format)
-    flat = torch.nn.functional.pad(x.reshape(-1), (0, -count % LINE))
-    lines = -(-count // LINE)
-    whole = torch.ops.pk.all_gather(flat.view(lines, LINE), group)
-    return whole.view(world, lines * LINE)[:, :count].reshape(world, *x.shape)
+    whole: torch.Tensor = torch.ops.pk.all_gather(x.unsqueeze(0), 0, group)
+    return whole

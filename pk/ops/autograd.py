@@ -8,12 +8,18 @@ all_gather_matmul       matmul_reduce_scatter(g, b.T)           gathered(a).T @ 
 matmul_reduce_scatter   all_gather_matmul(g, b.T)               a.T @ gathered(g)
 matmul_all_reduce       g @ b.T                                 a.T @ g
 replicated_matmul       matmul_all_reduce(g, b.T)               a.T @ g
+all_gather              reduce_scatter(g)
+reduce_scatter          all_gather(g)
+all_reduce              all_reduce(g)
+all_to_all              all_to_all(g), its dimensions exchanged
 ======================  ======================================  ==========================
 
 ``g`` is the gradient of the result before its activation.  The result of ``matmul_all_reduce`` is one value that all
 ranks have: its gradient must be the same on all ranks, as it is where they compute one loss.  So is the bias of
 ``matmul_reduce_scatter``, which therefore receives the sum over the rows of all ranks.  The bias of
 ``all_gather_matmul`` belongs to this rank's columns.
+
+The gradients of the collectives are those of the sum of all ranks' losses, as torch's own collectives have them.
 
 The gradients have the memory layout of what they are gradients of, so that a transposed weight's needs no copy.
 """
@@ -139,7 +145,7 @@ def _all_gather_matmul(ctx: Any, grad: torch.Tensor, of_gathered: torch.Tensor |
     g, x, b = _start(ctx, grad, ops.all_gather_matmul)
     grad_a = _collective(ctx, ops.matmul_reduce_scatter, g, b) if wants(ctx, 0) else None
     if wants(ctx, 1) and x.shape[0] != g.shape[0]:
-        x = ops.all_gather(x, ctx.given["group"])
+        x = ops.all_gather(x, 0, ctx.given["group"])
     return _done(ctx, grad_a, _right(ctx, x, g), _bias(ctx, g))
 
 
@@ -148,7 +154,7 @@ def _matmul_reduce_scatter(ctx: Any, grad: torch.Tensor) -> Grads:
     g, x, b = _start(ctx, grad, ops.matmul_reduce_scatter)
     grad_a = None
     if not wants(ctx, 0):
-        whole = ops.all_gather(g, ctx.given["group"])
+        whole = ops.all_gather(g, 0, ctx.given["group"])
     elif wants(ctx, 1) or wants(ctx, 2):
         grad_a, whole = _collective(ctx, ops.all_gather_matmul_saving, g, b)
     else:
@@ -163,6 +169,31 @@ BACKWARD: dict[str, Callable[..., Grads]] = {
     "all_gather_matmul_saving": _all_gather_matmul,
     "matmul_reduce_scatter": _matmul_reduce_scatter,
     "matmul_all_reduce": _matmul_all_reduce,
+}
+
+
+def keep_dims(names: tuple[str, ...]) -> Callable[..., None]:
+    """What a collective keeps for its backward pass: its dimensions, counted from the front, and the group."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = dict(zip((*names, "group"), inputs[1:], strict=False))  # torch leaves defaults at the end away
+        ctx.dims, ctx.group = [given.get(name, 0) % inputs[0].ndim for name in names], given.get("group", "")
+
+    return keep
+
+
+def _to(operator: str) -> Callable[..., Grads]:
+    def backward(ctx: Any, grad: torch.Tensor) -> Grads:
+        return getattr(ops, operator)(grad, *reversed(ctx.dims), ctx.group), *(None,) * (len(ctx.dims) + 1)
+
+    return backward
+
+
+COLLECTIVES: dict[str, Callable[..., Grads]] = {
+    "all_gather": _to("reduce_scatter"),
+    "reduce_scatter": _to("all_gather"),
+    "all_reduce": _to("all_reduce"),
+    "all_to_all": _to("all_to_all"),
 }
 
 

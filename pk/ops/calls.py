@@ -63,17 +63,21 @@ class Called(NamedTuple):
         return f"pk.ops.{q.operator}({', '.join(found)})"
 
 
-class Gathered(NamedTuple):
-    """A gather of rows, as a backward pass makes it."""
+class Collective(NamedTuple):
+    """A call of a collective.  ``dims``: its dimensions by name.  ``inside``: as of :class:`Called`."""
 
+    operator: str
     x: torch.Tensor
+    dims: tuple[tuple[str, int], ...] = ()
+    inside: bool = False
 
     def key(self) -> Hashable:
         """As of :class:`Called`."""
-        return "all_gather", self.x.shape, self.x.dtype
+        return self.operator, self.x.shape, self.x.dtype, self.dims, self.inside
 
     def __str__(self) -> str:
-        return f"a gather of rows ({_matrix('x', self.x)})"
+        found = [_matrix("x", self.x), *(f"{name}={value}" for name, value in self.dims)]
+        return f"pk.ops.{self.operator}({', '.join(found + ['out in symmetric memory'] * self.inside)})"
 
 
 def _matrix(name: str, x: torch.Tensor) -> str:
@@ -84,7 +88,7 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def compared(group: Group, call: Called | Gathered) -> None:
+def compared(group: Group, call: Called | Collective) -> None:
     """All ranks make this ``call``.  Collective, on the first call of its kind.
 
     Raises :class:`pk.errors.RanksDisagree` on every rank if they make different ones.

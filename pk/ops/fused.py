@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pk.ops import dense, few_rows, inputs, model, parallel_kernels
+from pk.ops import collectives, dense, few_rows, inputs, model, parallel_kernels
 from pk.ops.model import CONFIGS, Config, Problem
 from pk.ops.workspace import symmetric_workspace
 from pk.runtime import symm
@@ -30,8 +30,7 @@ FEW = (
 """The same for a few rows, up to 256: see ``few_rows.py``."""
 for _kernel in (
     parallel_kernels.all_gather_matmul, parallel_kernels.matmul_reduce_scatter_ordered,
-    parallel_kernels.matmul_all_reduce_ordered, parallel_kernels.all_gather_vector, parallel_kernels.all_gather_rows,
-    few_rows.few_all_gather_matmul, few_rows.few_matmul_reduce,
+    parallel_kernels.matmul_all_reduce_ordered, few_rows.few_all_gather_matmul, few_rows.few_matmul_reduce,
 ):  # fmt: skip
     _kernel.alike = True
 COMM_SMS = 0  # a warp of every SM: SMs of their own cost many problems a wave of tiles
@@ -323,7 +322,4 @@ def owner_turns(blocks: int, world: int) -> dict[str, int]:
 
 def _gather_scales(q: Request, mine: torch.Tensor) -> torch.Tensor:
     """The scales of all ranks' rows (world * rows,): a launch of its own, a few bytes a row."""
-    count = mine.numel()
-    whole = symmetric_workspace(q.group, "scales", (q.world, -(-count // 4) * 4), torch.float32)
-    parallel_kernels.all_gather_vector(x=mine.contiguous(), whole=whole, group=q.group)
-    return whole[:, :count].reshape(-1)
+    return collectives.direct("all_gather", mine, {"dim": 0}, q.group, None)

@@ -79,18 +79,34 @@ def is_out(operator: str, out: Any) -> None:
         )
 
 
-def fits(out: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Raise :class:`pk.errors.ArgumentError` unless ``out`` can hold a result of ``shape`` and ``dtype``."""
+def fits(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless ``out`` can hold a result of ``shape`` and ``dtype``, by rows."""
+    alike(out, shape, dtype)
+    if out.stride(1) != 1 and out.shape[1] > 1:
+        _lie(out, shape, dtype, "its rows must be")
+
+
+def fits_whole(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The same for a result of any number of dimensions, without gaps."""
+    alike(out, shape, dtype)
+    if not out.is_contiguous():
+        _lie(out, shape, dtype, "must be")
+
+
+def alike(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise :class:`pk.errors.ArgumentError` unless ``out`` has this ``shape`` and ``dtype``."""
     if tuple(out.shape) != shape or out.dtype != dtype:
         raise ArgumentError(
             f"`out` is {tuple(out.shape)} {out.dtype}, and the result is {shape} {dtype}.\n"
             f"  Pass `torch.empty({shape}, dtype={dtype}, ...)`, or leave it away."
         )
-    if out.stride(1) != 1 and out.shape[1] > 1:
-        raise ArgumentError(
-            f"`out` has strides {out.stride()}, and its rows must be contiguous.\n"
-            f"  Pass `torch.empty({shape}, dtype={dtype}, ...)`, or leave it away."
-        )
+
+
+def _lie(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, how: str) -> None:
+    raise ArgumentError(
+        f"`out` has strides {out.stride()}, and {how} contiguous.\n"
+        f"  Pass `torch.empty({shape}, dtype={dtype}, ...)`, or leave it away."
+    )
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """``torch.ops.pk``: the operators for autograd, ``torch.compile``, ``torch.export`` and autocast.
 
-``pk.ops.matmul`` and its three tensor-parallel sisters go through these whenever one of them looks on; see
-``pk.ops.route``.  A group is passed by name: ``""`` is the caller's, ``group.group_name`` a process group's.
+The functions of ``pk.ops`` go through these whenever one of them looks on; see ``pk.ops.route``.  A group is passed by
+name: ``""`` is the caller's, ``group.group_name`` a process group's.
 
 Like every collective, these must run in one order on all ranks of a group.  A compiled graph keeps the order of the
 program it came from; ranks must compile the same program, for the same shapes.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError
-from pk.ops import autograd, dense, gather, tensor_parallel
+from pk.ops import autograd, collectives, dense, tensor_parallel
 from pk.runtime.names import named
 
 _VALUES = (
@@ -33,7 +33,10 @@ SCHEMAS = {
     "all_gather_matmul_saving": f"{_PARALLEL} -> (Tensor, Tensor)",
     "matmul_reduce_scatter": f"{_PARALLEL} -> Tensor",
     "matmul_all_reduce": f"{_PARALLEL} -> Tensor",
-    "all_gather": "(Tensor x, str group='') -> Tensor",
+    "all_gather": "(Tensor x, int dim=0, str group='') -> Tensor",
+    "reduce_scatter": "(Tensor x, int dim=0, str group='') -> Tensor",
+    "all_reduce": "(Tensor x, str group='') -> Tensor",
+    "all_to_all": "(Tensor x, int split_dim=0, int concat_dim=0, str group='') -> Tensor",
 }
 """``all_gather_matmul_saving`` returns the gathered rows too, for its own backward pass.  ``replicated_matmul`` is a
 matmul of an ``a`` that all ranks have alike: its backward pass sums their gradients."""
@@ -77,8 +80,24 @@ def _parallel(direct: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def _all_gather(x: torch.Tensor, group: str = "") -> torch.Tensor:
-    return gather.gather_rows(x, named(group))
+def _collective(operator: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """What ``operator`` computes, and in shapes.  Behind x come its dimensions and the group's name."""
+
+    def given(x: torch.Tensor, rest: tuple[Any, ...], named_: dict[str, Any]) -> tuple[dict[str, int], str]:
+        values = dict(zip((*names, "group"), rest, strict=False)) | named_
+        dims = {name: collectives.along(operator, name, values.get(name, 0), x) for name in names}
+        return dims, values.get("group", "")
+
+    def compute(x: torch.Tensor, *rest: Any, **named_: Any) -> torch.Tensor:
+        dims, group = given(x, rest, named_)
+        return collectives.direct(operator, x, dims, named(group), None)
+
+    def fake(x: torch.Tensor, *rest: Any, **named_: Any) -> torch.Tensor:
+        dims, group = given(x, rest, named_)
+        return x.new_empty(collectives.result_shape(operator, x, dims, named(group).world_size))
+
+    names = collectives.DIMENSIONS[operator]
+    return compute, fake
 
 
 # --------------------------------------------------------------------------------------- what they compute, in shapes
@@ -119,11 +138,6 @@ def _same_device(operator: str, a: torch.Tensor, given: dict[str, torch.Tensor |
             )
 
 
-def _fake_all_gather(x: torch.Tensor, group: str = "") -> torch.Tensor:
-    gather.check_rows(x)
-    return x.new_empty((x.shape[0] * named(group).world_size, x.shape[1]))
-
-
 # ------------------------------------------------------------------------------------------------------- registration
 COMPUTE: dict[str, Callable[..., Any]] = {
     "matmul": _matmul,
@@ -132,17 +146,18 @@ COMPUTE: dict[str, Callable[..., Any]] = {
     "all_gather_matmul_saving": _parallel(tensor_parallel.all_gather_matmul_saving),
     "matmul_reduce_scatter": _parallel(tensor_parallel.matmul_reduce_scatter.direct),
     "matmul_all_reduce": _parallel(tensor_parallel.matmul_all_reduce.direct),
-    "all_gather": _all_gather,
-}
+} | {name: _collective(name)[0] for name in collectives.DIMENSIONS}
 _fragment = torch.library.Library("pk", "FRAGMENT")
 
 
 def _register(name: str) -> Any:
     made = torch.library.custom_op(f"pk::{name}", COMPUTE[name], mutates_args=(), schema=SCHEMAS[name])
     made.register_vmap(_refuse_vmap(name))
-    if name == "all_gather":
-        made.register_fake(_fake_all_gather)
-        made.register_autograd(_no_gradient)
+    if name in collectives.DIMENSIONS:
+        made.register_fake(_collective(name)[1])
+        made.register_autograd(
+            autograd.COLLECTIVES[name], setup_context=autograd.keep_dims(collectives.DIMENSIONS[name])
+        )
         return made
     made.register_fake(_fake(name))
     made.register_autograd(autograd.BACKWARD[name], setup_context=autograd.setup(name))
@@ -151,20 +166,15 @@ def _register(name: str) -> Any:
     return made
 
 
-def _no_gradient(ctx: Any, grad: torch.Tensor) -> Any:
-    raise ArgumentError(
-        "torch.ops.pk.all_gather has no backward pass, and its argument requires a gradient.\n"
-        "  Use pk.nn.gather, whose gradient is this rank's part, or pass x.detach()."
-    )
-
-
 def _refuse_vmap(name: str) -> Callable[..., Any]:
     collective = name not in ("matmul", "replicated_matmul")
+    advice = "  Fold the batch into the rows: `x.flatten(0, -2)`."
+    if name in collectives.DIMENSIONS:
+        advice = "  Pass the whole batch: x has any number of dimensions."
 
     def refuse(info: Any, in_dims: Any, *args: Any) -> Any:
         raise ArgumentError(
-            f"pk.ops.{name} cannot be batched by torch.vmap: it is one launch{' on all ranks' * collective}.\n"
-            "  Fold the batch into the rows: `x.flatten(0, -2)`."
+            f"pk.ops.{name} cannot be batched by torch.vmap: it is one launch{' on all ranks' * collective}.\n{advice}"
         )
 
     return refuse

@@ -415,34 +415,3 @@ def matmul_all_reduce_ordered(
                     row_scale, scale, bias,
                     BM, BN, BK, P, WARPGROUPS, PINGPONG, B_T, ACTIVATION, AHEAD, IN_PLACE,
                 )  # fmt: skip
-
-
-@pk.kernel
-def all_gather_vector(
-    x: pk.Global,  # (count,)  this rank's elements
-    whole: pk.Parallel,  # (world, at least count)
-    BLOCK: pk.constexpr = 1024,
-):
-    """whole[r, :count] = x of rank r, on every rank."""
-    me = pk.rank()
-    for r, i in pk.tasks(pk.ranks_from(me), pk.cdiv(x.cols, BLOCK)):
-        pk.store(whole[r], pk.load(x, (i,), (1, BLOCK)), (me, i))
-
-
-@pk.kernel
-def all_gather_rows(
-    x: pk.Global,  # (rows, cols)  this rank's
-    whole: pk.Parallel,  # (world, rows, cols)
-    BM: pk.constexpr = 128, BC: pk.constexpr = 128,
-):  # fmt: skip
-    """whole[r] = x of rank r, on every rank; rank r's peers receive it in the order r + 1, r + 2, ..."""
-    ring = pk.pipeline(4, x=pk.shared((BM, BC), x.dtype))
-    me, W = pk.rank(), pk.world_size()
-    for m, j in pk.tasks(pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BC)):
-        with pk.loader():
-            with ring.fill() as s:
-                pk.load_async(s.x, x, (m, j))
-        with pk.storer():
-            with ring.drain() as s:
-                for r in pk.ranks_from(me + 1, W):
-                    pk.store_async(whole[r], s.x, (me, m, j))

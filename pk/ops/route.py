@@ -142,3 +142,17 @@ def _check_out(operator: str, out: torch.Tensor, graded: bool) -> None:
             f"pk.ops.{operator} with `out` has no backward pass, and an argument requires a gradient.\n"
             "  Leave `out` away, or call it under torch.no_grad()."
         )
+
+
+def collective_through_torch(
+    operator: str, x: torch.Tensor, dims: tuple[int, ...], group: Any, out: torch.Tensor | None
+) -> torch.Tensor:
+    """A collective as one of ``torch.ops.pk``."""
+    if out is not None:
+        inputs.is_out(operator, out)
+        _check_out(operator, out, torch.is_grad_enabled() and x.requires_grad)
+    found: torch.Tensor = getattr(torch.ops.pk, operator)(x, *dims, name_of(group))
+    if out is None:
+        return found
+    inputs.fits_whole(out, tuple(found.shape), found.dtype)
+    return out.copy_(found)

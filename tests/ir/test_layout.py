@@ -81,6 +81,14 @@ def test_a_tile_that_no_registers_hold() -> None:
     assert "needs 2048 registers of each of the role's 256 threads" in message
 
 
+def test_a_copy_that_no_registers_hold() -> None:
+    """It takes the registers of its bytes."""
+    copy = TEAM.replace("(1, 64)) * 2", "({rows}, 1024))")
+    assert read(copy.replace("{rows}", "112"))
+    message = refusal(errors.TileTooLarge, copy.replace("{rows}", "128"))
+    assert "a register tile (128, 1024) needs 256 registers of each of the role's 256 threads, and they have" in message
+
+
 def test_words_that_warps_exchange() -> None:
     found, _ = consumer()
     kernel = read(BOTH.replace("{more}", "pk.store(c, pk.sum(acc, axis=0), (m, 0))"))

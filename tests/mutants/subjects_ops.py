@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from pk.ops import few_rows, parallel_kernels
-from tests.conformance.case import BF16, F32, Arguments, blank
+from pk.ops import collective_kernels, few_rows, parallel_kernels
+from tests.conformance.case import BF16, F32, I32, Arguments, blank
 from tests.mutants.subject import Problem, Subject
 from tests.mutants.subjects import GEMM, K, M, N, gather, random, small, two_three
 
@@ -28,14 +28,6 @@ def _gathered(rank: int, world: int) -> Arguments:
     return gather(rank, world) | {"whole": whole, "row_scale": small(world, M, 1, key="r", dtype=F32)}
 
 
-def _vector(rank: int, world: int) -> Arguments:
-    return {"x": random(88, key=rank), "whole": blank((world, 88), BF16, parallel=True)}
-
-
-def _rows(rank: int, world: int) -> Arguments:
-    return {"x": random(40, 56, key=rank), "whole": blank((world, 40, 56), BF16, parallel=True)}
-
-
 def _many() -> list[Subject]:
     k, gathers = parallel_kernels, GEMM | {"COMM": 1, "BC": 16, "PARTS": 2}
     warps = GEMM | {"COMM": 0, "BC": 16, "CHUNKS": 2}
@@ -51,8 +43,6 @@ def _many() -> list[Subject]:
         Subject("ops.matmul_all_reduce_ordered", k.matmul_all_reduce_ordered, sums, summing),
         Subject("ops.matmul_all_reduce_to_ordinary", k.matmul_all_reduce_ordered, taken, summing | {"PR": 32}),
         Subject("ops.matmul_all_reduce_in_place", k.matmul_all_reduce_ordered, sums, in_place),
-        Subject("ops.all_gather_vector", k.all_gather_vector, two_three(_vector), {"BLOCK": 32}),
-        Subject("ops.all_gather_rows", k.all_gather_rows, two_three(_rows, 1), {"BM": 8, "BC": 16}),
     ]
 
 
@@ -87,4 +77,32 @@ def _few() -> list[Subject]:
     ]
 
 
-SUBJECTS = [*_many(), *_few()]
+# ----------------------------------------------------------------------------------------------------- collectives
+def _exchange(parallel: bool, rank: int, world: int) -> Arguments:
+    shape = (world, 2, 12, 40)
+    there = {"whole" if parallel else "out": blank(shape, I32, parallel)}
+    return {"x": random(*shape, key=rank, dtype=I32), **there}
+
+
+def _parts(rank: int, world: int) -> Arguments:
+    return {"x": random(world, 12, 40, key=rank), "out": blank((12, 40), BF16)}
+
+
+def _shared(parallel: bool, rank: int, world: int) -> Arguments:
+    there = {"whole" if parallel else "out": blank((1, 152), BF16, parallel)}
+    return {"x": random(1, 152, key=rank), **there}
+
+
+def _collectives() -> list[Subject]:
+    k, tiles = collective_kernels, {"BM": 8, "BN": 16, "PER": 2}
+    found = []
+    for parallel, name in ((False, ""), (True, "_symmetric")):
+        moves, sums = two_three(partial(_exchange, parallel), 3), two_three(partial(_shared, parallel))
+        found += [
+            Subject(f"ops.exchange{name}", k.exchange, moves, tiles),
+            Subject(f"ops.sum_and_share{name}", k.sum_and_share, sums, {"BN": 16}),
+        ]
+    return [*found, Subject("ops.sum_parts", k.sum_parts, two_three(_parts), tiles)]
+
+
+SUBJECTS = [*_many(), *_few(), *_collectives()]

@@ -93,11 +93,6 @@ INPUTS = {
     "split a number": (lambda: pk.nn.split(torch.tensor(1.0)), "pk.nn.split got a tensor without dimensions"),
     "split along 7": (lambda: pk.nn.split(tokens(4, 4), 7), "pk.nn.split got dim=7"),
     "sum a list": (lambda: pk.nn.sum_gradients([1]), "pk.nn.sum_gradients got list"),
-    "all_gather": (lambda: torch.ops.pk.all_gather(tokens(3, 4, 8)), r"shape \(3, 4, 8\), .*\n.*Use pk.nn.gather"),
-    "its gradient": (
-        lambda: torch.ops.pk.all_gather(tokens(8, 16).requires_grad_()).sum().backward(),
-        r"all_gather has no backward pass.*\n.*Use pk.nn.gather",
-    ),
     "a sum's gradient": (
         lambda: torch.ops.pk.sum_over_ranks(tokens(8, 16).requires_grad_(), "").sum().backward(), "sum_gradients",
     ),

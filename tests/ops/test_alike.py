@@ -11,7 +11,7 @@ import torch
 import pk
 import pk.ops
 from pk import errors
-from pk.ops import few_rows, parallel_kernels
+from pk.ops import collective_kernels, few_rows, parallel_kernels
 from pk.ops.fused import OPERATORS
 from pk.runtime.group import current
 from tests.ops.choose_jobs import numbers
@@ -124,21 +124,6 @@ def test_gradients_that_one_rank_wants() -> None:
         assert "rows kept for the backward pass" in text
 
 
-def _gathers(rank: int) -> str:
-    assert torch.ops.pk.all_gather(numbers(1, 0, 32)).shape == (0, 32)
-    assert torch.ops.pk.all_gather(numbers(1, 3, 0)).shape == (6, 0)
-    torch.ops.pk.all_gather(numbers(1, 8, 32))
-    with pytest.raises(errors.RanksDisagree) as caught:
-        torch.ops.pk.all_gather(numbers(1, 8 * rank, 32))
-    return str(caught.value)
-
-
-def test_gathers() -> None:
-    for text in pk.spawn(_gathers, 2, "sim"):
-        assert "rank 0: a gather of rows (x (0, 32) bfloat16) at" in text
-        assert "rank 1: a gather of rows (x (8, 32) bfloat16) at" in text
-
-
 def _symmetric(rank: int) -> str:
     out = pk.empty((12, 48), torch.bfloat16)
     with pytest.raises(errors.RanksDisagree) as caught:
@@ -187,8 +172,13 @@ def test_questions_are_named_too() -> None:
 
 def test_kernels_of_the_operators_compare_all_shapes() -> None:
     """What a GPU compares at every launch, by a hash."""
-    every = {n: k for m in (parallel_kernels, few_rows) for n, k in vars(m).items() if isinstance(k, pk.Kernel)}
-    assert len(every) == 7
+    every = {
+        n: k
+        for m in (parallel_kernels, few_rows, collective_kernels)
+        for n, k in vars(m).items()
+        if isinstance(k, pk.Kernel)
+    }
+    assert len(every) == 8
     assert all(kernel.alike for kernel in every.values())
 
 

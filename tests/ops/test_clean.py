@@ -32,6 +32,7 @@ FEW = {AG: "few_all_gather_matmul", RS: "few_matmul_reduce", AR: "few_matmul_red
 BACKWARD = {AG: ["matmul_reduce_scatter_ordered", "matmul"], RS: ["all_gather_matmul", "matmul"], AR: ["matmul"] * 2}
 # Launched by no operator: what the README shows, checked below with its own arguments.
 ALONE = {"matmul_reduce_scatter"}
+COLLECTIVES = {"exchange", "sum_parts", "sum_and_share"}  # in tests/ops/test_collectives.py
 
 
 def _problems() -> dict[str, tuple[Problem, list[str]]]:
@@ -46,13 +47,13 @@ def _problems() -> dict[str, tuple[Problem, list[str]]]:
         ),
         "gather-again": (
             replace(many[AG], options=again, rows=72, wanted=GRADIENTS),
-            [SUMS[AG], BACKWARD[AG][0], "all_gather_rows", "matmul"],
+            [SUMS[AG], BACKWARD[AG][0], "exchange", "matmul"],
         ),
-        "scatter-right-only": (replace(many[RS], wanted=("b",)), [SUMS[RS], "all_gather_rows", "matmul"]),
+        "scatter-right-only": (replace(many[RS], wanted=("b",)), [SUMS[RS], "exchange", "matmul"]),
         "symmetric-out": (replace(many[AR], out="symmetric", rows=300), [SUMS[AR]]),
     }  # fmt: skip
     for o in PARALLEL:
-        scales = ["all_gather_vector"] if o == AG else []
+        scales = ["exchange"] if o == AG else []
         found[o] = replace(many[o], wanted=GRADIENTS), [SUMS[o], *BACKWARD[o]]
         found[f"{o}-scaled"] = replace(many[o], **VECTORS, rows=72), [*scales, SUMS[o]]
         found[f"{o}-few"] = replace(few[o], wanted=GRADIENTS), [FEW[o], *BACKWARD[o]]
@@ -95,4 +96,4 @@ def test_a_kernel_of_no_operator(request: pytest.FixtureRequest) -> None:
 def test_every_kernel_is_here() -> None:
     modules = [importlib.import_module(f"pk.ops.{m.name}") for m in pkgutil.iter_modules(pk.ops.__path__)]
     every = {value.name for module in modules for value in vars(module).values() if isinstance(value, pk.Kernel)}
-    assert every == {name for _, launched in PROBLEMS.values() for name in launched} | ALONE
+    assert every == {name for _, launched in PROBLEMS.values() for name in launched} | ALONE | COLLECTIVES

@@ -164,6 +164,7 @@ def test_no_spills(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fused, "few_rows", Recorder())
     monkeypatch.setattr(fused, "parallel_kernels", Recorder())
+    monkeypatch.setattr(fused, "_gather_scales", lambda q, mine: mine.repeat(q.world))
     monkeypatch.setattr(
         fused, "symmetric_workspace", lambda group, name, shape, dtype: torch.empty(shape, dtype=dtype, device="meta")
     )

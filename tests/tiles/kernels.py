@@ -17,6 +17,13 @@ def softmax(x: pk.Global, y: pk.Global, BR: pk.constexpr = 16, C: pk.constexpr =
 
 
 @pk.kernel
+def moved(x: pk.Global, y: pk.Global, R: pk.constexpr = 8, C: pk.constexpr = 128):
+    """y = x."""
+    for i, j in pk.tasks(pk.cdiv(x.rows, R), pk.cdiv(x.cols, C)):
+        pk.store(y, pk.load(x, (i, j), (R, C)), (i, j))
+
+
+@pk.kernel
 def layernorm(x: pk.Global, weight: pk.Global, bias: pk.Global, y: pk.Global, eps: float,
               BR: pk.constexpr = 4, C: pk.constexpr = 1024):  # fmt: skip
     """Along rows of at most C columns; weight and bias have one dimension."""

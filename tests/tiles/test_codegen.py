@@ -34,6 +34,10 @@ CASES: dict[str, tuple[pk.Kernel, dict[str, Any]]] = {
         for r, c in shapes
     },
     **{
+        f"moved {r}x{c} {str(t)[6:]}": (kernels.moved, {"x": (t, 2), "y": (t, 2), "R": r, "C": c})
+        for t, r, c in ((I32, 1, 8192), (BF16, 64, 128), (torch.float8_e4m3fn, 3, 40), (F32, 5, 1))
+    },
+    **{
         f"fragment of {g}": (
             kernels.fragment_softmax,
             {"a": (BF16, 2), "b": (BF16, 2), "y": (BF16, 2), "rows": (F32, 2), "cols": (F32, 2), "G": g, "N": 128},
@@ -62,6 +66,15 @@ def text(name: str) -> str:
 
 def test_a_statement_is_one_loop() -> None:
     assert "PK_EACH(linear_tile<float, 16, 256, 8, 1>) e(ri, ci) = power_of_two((tile(ri, ci) - " in text("softmax")
+
+
+def test_what_only_moves_is_copied() -> None:
+    """As it lies in memory, dealt to all threads in pieces of up to 16 bytes; not if its dtype changes."""
+    for kind, r, c in (("int", 1, 8192), ("bf16", 64, 128), ("e4m3", 3, 40), ("float", 5, 1)):
+        name = next(n for n in CASES if n.startswith(f"moved {r}x{c} "))
+        assert f"copied_tile<{kind}, {r}, {c}, 8> loaded;" in text(name)
+    cast = kernels.moved.specialise(x=pk.spec(BF16, 2), y=pk.spec(F32, 2)).source.text
+    assert "copied_tile" not in cast
 
 
 def test_what_is_reduced_needs_no_tile() -> None:

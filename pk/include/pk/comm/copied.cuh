@@ -1,6 +1,6 @@
 #pragma once
-/// Tiles that one warp takes from a tensor and puts into others, as they lie in memory: `pk.load` and `pk.store` of a
-/// communicator warp.  Up to 16 bytes a lane and access, and all loads of a tile are under way at once.
+/// Tiles that a communicator warp, or a team, takes from a tensor and puts into others, as they lie in memory: `pk.load`
+/// and `pk.store` with nothing between.  Up to 16 bytes a thread and access, all loads of a tile under way at once.
 
 #include "pk/comm/elements.cuh"
 
@@ -13,25 +13,25 @@ __host__ __device__ constexpr int copied_vector(int cols, int size) {
     return n;
 }
 
-/// R rows by C columns in pieces of up to 16 bytes of a row, dealt to the lanes in turn.
-template <class T, int R, int C>
+/// R rows by C columns in pieces of up to 16 bytes of a row, dealt to the lanes of WARPS warps in turn.
+template <class T, int R, int C, int WARPS = 1>
 struct copied_tile {
     using element = T;
-    static constexpr int rows = R, cols = C;
+    static constexpr int rows = R, cols = C, lanes = 32 * WARPS;
 
     static constexpr int vector = copied_vector(C, static_cast<int>(sizeof(T)));  // elements of a piece
-    static constexpr int across = C / vector, pieces = R * across, slots = ceil_div(pieces, 32);
+    static constexpr int across = C / vector, pieces = R * across, slots = ceil_div(pieces, lanes);
     static constexpr int bytes = vector * static_cast<int>(sizeof(T)), words = ceil_div(bytes, 4);
-    static constexpr bool aligned_rows = 32 % across == 0;  // a lane's pieces lie one below the other
+    static constexpr bool aligned_rows = lanes % across == 0;  // a lane's pieces lie one below the other
 
     u32 word[slots][words];  // of each piece
 
-    static PK_DEVICE bool holds(int slot, int lane) { return pieces % 32 == 0 || 32 * slot + lane < pieces; }
+    static PK_DEVICE bool holds(int slot, int lane) { return pieces % lanes == 0 || lanes * slot + lane < pieces; }
     static PK_DEVICE int row(int slot, int lane) {
-        return aligned_rows ? 32 / across * slot + lane / across : (32 * slot + lane) / across;
+        return aligned_rows ? lanes / across * slot + lane / across : (lanes * slot + lane) / across;
     }
     static PK_DEVICE int col(int slot, int lane) {
-        return (aligned_rows ? lane : 32 * slot + lane) % across * vector;
+        return (aligned_rows ? lane : lanes * slot + lane) % across * vector;
     }
 };
 
@@ -97,11 +97,11 @@ struct copied_place {
     T* at;
     const int lane;
 
-    PK_DEVICE copied_place(const window& w, T* b) : place(w), base(b), lane(hidden(lane_index())) {
+    PK_DEVICE copied_place(const window& w, T* b, int thread) : place(w), base(b), lane(hidden(thread)) {
         at = hidden(base + place.offset(Tile::row(0, lane), Tile::col(0, lane)));
     }
     PK_DEVICE void next(int slot) {
-        if constexpr (Tile::aligned_rows) at += static_cast<long long>(32 / Tile::across) * place.row_stride;
+        if constexpr (Tile::aligned_rows) at += static_cast<long long>(Tile::lanes / Tile::across) * place.row_stride;
         else if (slot + 1 < Tile::slots) at = base + place.offset(Tile::row(slot + 1, lane), Tile::col(slot + 1, lane));
     }
     /// The elements of a piece that lie in the tensor: from `first` to `stop` - 1; none if it is not `mine`.
@@ -118,14 +118,15 @@ PK_DEVICE bool whole_copy(const window& place, const T* base) {
 }
 
 /// The tile's window at `at` of a tensor; what lies outside the tensor becomes `other`.
-template <class T, int R, int C, class Role, class View, class Other>
-PK_DEVICE void load_copied(copied_tile<T, R, C>& tile, const Role& role, const View& from, int rank, Other other,
+template <class T, int R, int C, int WARPS, class Role, class View, class Other>
+PK_DEVICE void load_copied(copied_tile<T, R, C, WARPS>& tile, const Role& role, const View& from, int rank, Other other,
                     const int (&at)[View::dims]) {
     static_assert(is_same<T, typename View::element>, "a copied tile has the type of its tensor");
-    using Tile = copied_tile<T, R, C>;
+    static_assert(Role::threads == 32 * WARPS, "a copied tile is dealt to all threads of the role");
+    using Tile = copied_tile<T, R, C, WARPS>;
     const window place(from.shape, at);
     const T* base = from.of(rank);
-    copied_place<Tile, const T> slot(place, base);
+    copied_place<Tile, const T> slot(place, base, role.thread());
     if (!role.dead && whole_copy<Tile>(place, base)) {
 #pragma unroll
         for (int i = 0; i < Tile::slots; ++i) {
@@ -159,15 +160,15 @@ PK_DEVICE void load_copied(copied_tile<T, R, C>& tile, const Role& role, const V
 }
 
 /// The first `rows` rows of the tile to its window at `at` of a tensor; what lies outside the tensor is dropped.
-template <class T, int R, int C, class Role, class View>
-PK_DEVICE void store_copied(const View& to, int rank, const copied_tile<T, R, C>& tile, const Role& role, int rows,
+template <class T, int R, int C, int WARPS, class Role, class View>
+PK_DEVICE void store_copied(const View& to, int rank, const copied_tile<T, R, C, WARPS>& tile, const Role& role, int rows,
                      const int (&at)[View::dims]) {
     static_assert(is_same<T, typename View::element>, "a copied tile has the type of its tensor");
-    using Tile = copied_tile<T, R, C>;
+    using Tile = copied_tile<T, R, C, WARPS>;
     if (role.dead) return;
     const window place(to.shape, at);
     T* base = to.of(rank);
-    copied_place<Tile, T> slot(place, base);
+    copied_place<Tile, T> slot(place, base, role.thread());
     if (rows >= R && whole_copy<Tile>(place, base)) {
 #pragma unroll
         for (int i = 0; i < Tile::slots; ++i) {
