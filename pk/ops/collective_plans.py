@@ -22,22 +22,26 @@ if TYPE_CHECKING:
 for _kernel in (collective_kernels.exchange, collective_kernels.sum_parts, collective_kernels.sum_and_share):
     _kernel.alike = True
 
-# What one run of benchmarks/collectives.py --sweep compares.
-TILES = (8192, 4096, 2048)  # elements of a tile: the largest that gives every SM one, or the last
+# What one run of benchmarks/collectives.py --sweep compares: the fastest of two H200s, but for sizes between.
+TILES = (16384, 8192, 4096, 2048)  # elements of a tile: the largest that gives nearly every SM one, or the last
+MOST_SUMMED = 8192  # elements of a tile that is added up: more have no registers
 LEAST = 256  # of one row, for tensors that are smaller than the smallest tile
-NARROW, EDGE = (
-    64,
-    256,
-)  # columns of a tile: at least, if they divide the rows; where none do, and a tile is cut at the end
+NARROW, EDGE = 64, 256  # columns of a tile: at least, if they divide the rows; where none do, and an edge cuts it
 WARP = 32  # threads that a row takes, whether it has so many columns or not
-SIGNAL_BYTES = 32 << 10  # of tiles behind which a signal is sent, where every SM has several of them
+SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
 LINK_GB_S = 350.0  # one way
 HOP_US = 3.0  # that a second hop takes: stores that land, a signal, a load
+INSIDE_BYTES = 8 << 20  # from which on two hops are quicker where peers write the result, whatever crosses the link
 
 
-def one_hop(world: int, nbytes: int) -> bool:
-    """Whether an all-reduce of ``nbytes`` is quicker if every rank sends all of them, and nobody sends sums."""
+def one_hop(world: int, nbytes: int, inside: bool = False) -> bool:
+    """Whether an all-reduce of ``nbytes`` is quicker if every rank sends all of them, and nobody sends sums.
+
+    ``inside``: peers write the result, so that nobody copies sums.
+    """
+    if inside and nbytes >= INSIDE_BYTES:
+        return False
     more = (world - 1) * (1 - 2 / world) * nbytes
     return more <= HOP_US * LINK_GB_S * 1e3
 
@@ -70,12 +74,12 @@ class Tiling:
         return {"BM": self.rows, "BN": self.cols, "PER": self.per}
 
 
-def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int) -> Tiling:
+def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bool = False) -> Tiling:
     """For ``depth`` matrices of ``rows`` by ``cols`` on ``sms`` SMs."""
-    for most in TILES:
+    for most in (t for t in TILES if not summed or t <= MOST_SUMMED):
         bm, bn = shape_of(rows, cols, most)
         tiles = depth * -(-rows // bm) * -(-cols // bn)
-        if tiles >= sms:
+        if 8 * tiles >= 7 * sms:
             break
     most = min(SIGNAL_BYTES // (bm * bn * itemsize), tiles // (4 * sms))
     per = 1 << max(most.bit_length() - 1, 0)  # a power of 2: each number is a kernel of its own
@@ -170,10 +174,10 @@ def made(call: Collective, group: Group) -> Plan:
     part = tuple(n // world if d == split else n for d, n in enumerate(x.shape))
     extents = extents_of(part, split, concat)
     if call.operator in ("reduce_scatter", "all_reduce"):
-        hops = 1 if call.operator == "reduce_scatter" or one_hop(world, x.nbytes) else 2
-        tiles = tiling(*extents, x.element_size(), sms)
+        hops = 1 if call.operator == "reduce_scatter" or one_hop(world, x.nbytes, call.inside) else 2
+        tiles = tiling(*extents, x.element_size(), sms, summed=True)
         if hops == 2:
-            tiles = tiling(1, 1, -(-x.numel() // world), x.element_size(), sms)
+            tiles = tiling(1, 1, -(-x.numel() // world), x.element_size(), sms, summed=True)
         return Plan(world, part, split, concat, extents, tiles, True, hops, inside=call.inside)
     row = extents[2] * x.element_size()
     words = row % 4 == 0 and x.numel() > 0

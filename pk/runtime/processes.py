@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from pk.errors import ArgumentError, PeerFailed, RankError
-from pk.runtime import frames, launch
+from pk.runtime import frames, launch, pickled
 from pk.runtime import group as groups
 from pk.runtime.link import Link
 
@@ -63,7 +62,7 @@ def run_processes(
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
-        return pickle.dumps((fn, args))
+        return pickled.dumps((fn, args))
     except Exception as error:  # noqa: BLE001  pickle raises TypeError, AttributeError, PicklingError and the object's own
         name = getattr(fn, "__qualname__", repr(fn))
         raise ArgumentError(
@@ -89,7 +88,7 @@ def _collect(members: list[BaseProcess], pipes: list[Connection]) -> list[Any]:
 
 def _receive(pipe: Connection, process: BaseProcess) -> Message:
     try:
-        message: Message = pickle.loads(pipe.recv_bytes())
+        message: Message = pickled.loads(pipe.recv_bytes())
         return message
     except EOFError:  # it ended without a word
         process.join(_GRACE_S)
@@ -150,7 +149,7 @@ def _main(
     threading.Thread(target=_end_with_parent, name="pk-parent", daemon=True).start()
     link: Link | None = None
     try:
-        fn, args = pickle.loads(job)
+        fn, args = pickled.loads(job)
         import torch.distributed as distributed
 
         store = distributed.TCPStore(
@@ -158,7 +157,7 @@ def _main(
         )
         link = Link(store, rank, world)
         message: Message = ("value", _host(_run(link, fn, args, backend, device)))
-        data = pickle.dumps(message)
+        data = pickled.dumps(message)
     except BaseException as error:  # noqa: BLE001  sent to the parent
         if link is not None:
             link.leave(f"raised {type(error).__name__}")
@@ -199,11 +198,11 @@ def _failure(error: BaseException) -> bytes:
     details = frames.details(error)
     blames = isinstance(error, PeerFailed)
     try:
-        data = pickle.dumps(("error", error, what, details, blames))
-        pickle.loads(data)  # an exception may pickle and yet not come back
+        data = pickled.dumps(("error", error, what, details, blames))
+        pickled.loads(data)  # an exception may pickle and yet not come back
         return data
     except Exception:  # noqa: BLE001
-        return pickle.dumps(("error", None, what, details, blames))
+        return pickled.dumps(("error", None, what, details, blames))
 
 
 def _host(value: Any) -> Any:

@@ -154,6 +154,8 @@ def test_one_hop_or_two() -> None:
     limits = [max(n for n in range(10, 40) if collective_plans.one_hop(world, 1 << n)) for world in range(3, 9)]
     assert limits == sorted(limits, reverse=True)
     assert (limits[0], limits[-1]) == (20, 17)
+    inside = [collective_plans.one_hop(2, nbytes, inside=True) for nbytes in (1 << 20, 16 << 20)]
+    assert inside == [True, False]  # as measured
 
 
 @pytest.mark.parametrize(
@@ -169,17 +171,19 @@ def test_tiles(rows: int, cols: int, tile: tuple[int, int]) -> None:
 
 
 def test_blocks() -> None:
-    """A small message is for few blocks; a large one is cut so that every SM has some, a signal behind every 32 KiB."""
+    """A small message is for few blocks; a large one cut so that every SM has some, a signal behind 128 KiB."""
     small = collective_plans.tiling(1, 1, 512, 2, 132)
     assert (small.cols, small.per, small.blocks) == (512, 1, 1)
     some = collective_plans.tiling(1, 1, 32 << 10, 2, 132)
     assert (some.cols, some.per, some.blocks) == (2048, 1, 16)
-    large = collective_plans.tiling(1, 1, 1 << 26, 2, 132)
-    assert (large.cols, large.per, large.blocks) == (8192, 2, None)
+    large = collective_plans.tiling(1, 1, 1 << 26, 4, 132)
+    assert (large.cols, large.per, large.blocks) == (16384, 2, None)
+    summed = collective_plans.tiling(1, 1, 1 << 26, 2, 132, summed=True)
+    assert (summed.cols, summed.per, summed.blocks) == (8192, 8, None)
 
 
 SPECS = {
-    "exchange": [{"x": (I32, 4), there: (I32, 4)} for there in ("out", "whole")],
+    "exchange": [{"x": (I32, 4), there: (I32, 4), "BN": cols} for there in ("out", "whole") for cols in (8192, 16384)],
     "sum_parts": [
         {"x": (dtype, 3), "out": (dtype, 2), "BM": rows, "BN": cols, "PER": 2}
         for dtype, rows, cols in ((BF16, 1, 8192), (F32, 1, 8192), (BF16, 256, 8), (F32, 32, 256), (F16, 128, 64))
