@@ -25,6 +25,9 @@ import os
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -183,36 +186,54 @@ def random_problems(args: argparse.Namespace, count: int, world: int, most: int)
 def check(team: Team, args: argparse.Namespace) -> int:
     """Random problems, each called twice (the bits must be the same), against float64; how many are wrong."""
     most = 4000 if team.gpu else 96
-    bad = 0
+    bad = done = 0
     highest: dict[str, float] = {}
+    took: Counter[str] = Counter()
     work = random_problems(args, args.check, team.world, most)
-    for done, (p, tile, comm) in enumerate(work):
+    for p, tile, comm in work:
         if done % 10 == 0 and team.left() < 1:
             team.say(f"no time left for {len(work) - done} checks")
             break
-        o = Operands(p, team, args.seed)
-        want = o.reference()
+        with timed(took, "operands"):
+            o = Operands(p, team, args.seed)
+        with timed(took, "references"):
+            want = o.reference()
+            team.sync()
+        results: list[torch.Tensor] = []
 
-        def twice(o: Operands = o, tile: str = tile, comm: int = comm) -> bool:
-            results = []
-            for _ in range(2):
-                o.poison()
-                o.call(tile, comm)
-                team.sync()
-                results.append(o.out.clone())
-            return torch.equal(*results)
+        def call(o: Operands = o, tile: str = tile, comm: int = comm, results: list[torch.Tensor] = results) -> None:
+            o.poison()
+            o.call(tile, comm)
+            team.sync()
+            results.append(o.out.clone())
 
-        ok, same = team.attempt(f"{p} {tile} {comm}", twice)
-        error, differ = team.worst([o.error(want), float(not same)]) if ok else (math.inf, 0.0)
+        ok = True
+        for what in ("first calls", "second calls"):
+            with timed(took, what):
+                ok = ok and team.attempt(f"{p} {tile} {comm}", call)[0]
+        differ = float(ok and not torch.equal(*results))
+        error, differ = team.worst([o.error(want), differ]) if ok else (math.inf, 0.0)
         limit = 1e-2 if p.dtype != "float16" else 2e-3
         key = f"{p.operator} {p.dtype}"
         highest[key] = max(highest.get(key, 0.0), error)
         if not error < limit or differ:
             bad += 1
             team.say(f"   WRONG {p} {tile}/{comm}: error {error:.2e}{' other bits' if differ else ''}")
-    team.say(f"checked {done + 1} problems on {team.world} ranks: {bad} wrong")
+        done += 1
+    team.say(f"checked {done} problems on {team.world} ranks: {bad} wrong")
+    team.say("seconds: " + ", ".join(f"{what} {seconds:.1f}" for what, seconds in took.items()))
     team.say("highest errors: " + ", ".join(f"{k} {v:.1e}" for k, v in sorted(highest.items())))
     return bad
+
+
+@contextmanager
+def timed(took: Counter[str], what: str) -> Iterator[None]:
+    """Add the seconds that the body takes on the host."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        took[what] += time.perf_counter() - began
 
 
 def soak(team: Team, args: argparse.Namespace) -> int:
