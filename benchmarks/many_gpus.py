@@ -1,9 +1,9 @@
 """Everything that is to be run once on a machine of four or eight GPUs, inside ten minutes, most important first.
 
 Correctness on all GPUs; the paper's shapes, with the cost model's prediction beside each figure; odd numbers of ranks
-(two groups at once where the GPUs suffice, ranks that share GPUs where they do not); the shapes of the tables for two
-GPUs, and few rows; mixed shapes with device memory watched; the primitives.  A step that does not end in its time is
-killed, and those that no longer fit are named.  NVLink multicast is off.
+(two groups at once where the GPUs suffice, ranks that share GPUs where they do not); the collectives; the shapes of the
+tables for two GPUs, and few rows; mixed shapes with device memory watched; the primitives.  A step that does not end in
+its time is killed, and those that no longer fit are named.  NVLink multicast is off.
 
     python benchmarks/many_gpus.py --out benchmarks/results/eight
     PK_BACKEND=sim python benchmarks/many_gpus.py --gpus 4 --seconds 300      # a rehearsal
@@ -76,10 +76,12 @@ def steps(gpus: int, gpu: bool, out: str) -> list[Step]:
         ]
     else:
         plan += [Step(40, [check(3, range(3))]), *(Step(30, [check(world, everything)]) for world in (5, 6, 7))]
+    moves = [*whole, "--check", "100" if gpu else "8", "--table", "--name", f"collectives_{gpus}", *to]
     return [
         *plan,
+        Step(60, [Job("collectives", moves, everything, "collectives.py")]),
         Step(
-            90,
+            80,
             [Job("tables", [*whole, "--kinds", "large,few", "--name", f"tables_{gpus}", *to, *few_rows], everything)],
         ),
         Step(25, [Job("soak", [*whole, "--soak", calls, *sizes], everything)]),
@@ -148,25 +150,18 @@ def run(step: Step, seconds: float, gpu: bool, log: TextIO | None) -> dict[str, 
 
 def compile_first(gpus: int, log: TextIO | None) -> dict[str, str]:
     """Every kernel of the tables and checks, so that no step waits for a compiler."""
-    what = [
-        "--ranks",
-        str(gpus),
-        "--table",
-        "--check",
-        "50",
-        "--soak",
-        "1",
-        "--kinds",
-        "paper,large,few",
-        "--compile-only",
-    ]
-    job = Job("compile", what, range(gpus))
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / job.script), *what], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent)}, start_new_session=True,
-    )  # fmt: skip
-    copy_lines(job.name, process, log)
-    return {job.name: "right" if process.wait() == 0 else "FAILED"}
+    what = ["--ranks", str(gpus), "--table", "--compile-only", "--check"]
+    products = [*what, "50", "--soak", "1", "--kinds", "paper,large,few"]
+    jobs = [Job("compile", products), Job("compile collectives", [*what, "100"], script="collectives.py")]
+    ended = {}
+    for job in jobs:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / job.script), *job.options], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(HERE.parent)}, start_new_session=True,
+        )  # fmt: skip
+        copy_lines(job.name, process, log)
+        ended[job.name] = "right" if process.wait() == 0 else "FAILED"
+    return ended
 
 
 def main() -> None:
