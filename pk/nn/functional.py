@@ -165,7 +165,7 @@ def check_tokens(x: torch.Tensor, dim: int, world: int) -> None:
 @torch.library.custom_op("pk::sum_over_ranks", mutates_args=())
 def summed(x: torch.Tensor, group: str) -> torch.Tensor:
     """The sum of the ``x`` of all ranks, the same bits on all.  Collective; not differentiable."""
-    if x.dtype in ops.collectives.SUMMED:
+    if x.dtype in ops.inputs.SUMMED:
         total: torch.Tensor = torch.ops.pk.all_reduce(x, group)
         return total
     return torch.ops.pk.all_reduce(x.float(), group).to(x.dtype)

@@ -33,6 +33,7 @@ import torch
 
 from pk.errors import ArgumentError
 from pk.ops import dense
+from pk.ops.inputs import gradable
 from pk.ops.route import RECOMPUTED
 
 ARGUMENTS = ("a", "b", "bias", "activation", "out_dtype", "scale_a", "scale_b", "config", "group")
@@ -172,10 +173,11 @@ BACKWARD: dict[str, Callable[..., Grads]] = {
 }
 
 
-def keep_dims(names: tuple[str, ...]) -> Callable[..., None]:
+def keep_dims(operator: str, names: tuple[str, ...]) -> Callable[..., None]:
     """What a collective keeps for its backward pass: its dimensions, counted from the front, and the group."""
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        gradable(operator, inputs[0])
         given = dict(zip((*names, "group"), inputs[1:], strict=False))  # torch leaves defaults at the end away
         ctx.dims, ctx.group = [given.get(name, 0) % inputs[0].ndim for name in names], given.get("group", "")
 

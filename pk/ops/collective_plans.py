@@ -115,6 +115,7 @@ class Plan:
         """Launch it, from x to ``out``, which may be x for an all-reduce."""
         if not x.is_contiguous() or x.data_ptr() % 16:
             x = x.clone(memory_format=torch.contiguous_format)
+        x, out = packed(x), packed(out)
         if self.hops == 2:
             self._share(x, out, group)
         elif self.summed:
@@ -163,6 +164,14 @@ class Plan:
         self._move(sent, found, False, group)
         whole = found.view(self.world, shape[3]).view(torch.uint8)[:, :nbytes].contiguous().view(x.dtype)
         self._along(out, self.concat).copy_(whole.view(self.world, *self.extents))
+
+
+def packed(t: torch.Tensor) -> torch.Tensor:
+    """The contiguous ``t`` with the strides of its shape: torch lets dimensions of one element have any, and then
+    refuses to view it as words.
+    """
+    strides = [math.prod(t.shape[d + 1 :]) for d in range(t.ndim)]
+    return t if list(t.stride()) == strides or not t.numel() else t.as_strided(t.shape, strides)
 
 
 def made(call: Collective, group: Group) -> Plan:

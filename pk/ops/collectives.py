@@ -28,6 +28,7 @@ import torch
 
 from pk.errors import ArgumentError, short
 from pk.ops import calls, collective_plans, inputs, route
+from pk.ops.inputs import SUMMED
 from pk.runtime import symm
 from pk.runtime.group import Group, current
 
@@ -36,7 +37,6 @@ DIMENSIONS = {
 }  # fmt: skip
 """Every collective, and the names of its dimensions."""
 SUMS = ("reduce_scatter", "all_reduce")
-SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def all_gather(
@@ -92,6 +92,8 @@ def _call(operator: str, x: Any, dims: dict[str, Any], group: Any, out: Any) -> 
 def along(operator: str, name: str, value: Any, x: torch.Tensor) -> int:
     """The dimension ``value`` of ``x``, counted from the front."""
     try:
+        if isinstance(value, bool | torch.Tensor):
+            raise TypeError
         dim = operators.index(value)
     except TypeError:
         raise ArgumentError(
@@ -115,7 +117,7 @@ def result_shape(operator: str, x: torch.Tensor, dims: dict[str, int], world: in
     if operator in SUMS and x.dtype not in SUMMED:
         raise ArgumentError(
             f"`x` of pk.ops.{operator} is {x.dtype}, and sums are of {', '.join(map(str, SUMMED))}.\n"
-            "  Cast it, with `x.float()`."
+            "  Cast it to one of them."
         )
     shape = list(x.shape)
     for name, dim in dims.items():
@@ -141,7 +143,7 @@ def direct(operator: str, x: Any, dims: dict[str, int], group: Any, out: torch.T
         inputs.result(operator, out, *(() if in_place else (x,)))
         inputs.fits_whole(out, shape, x.dtype)
     if owner.world_size == 1:
-        return x.clone(memory_format=torch.contiguous_format).view(shape) if out is None else out.copy_(x.view(shape))
+        return x.clone(memory_format=torch.contiguous_format) if out is None else out.copy_(x)
     inside = operator != "reduce_scatter" and out is not None and reached(out, owner)
     call = calls.Collective(operator, x, tuple(dims.items()), inside)
     key = call.key()

@@ -12,6 +12,9 @@ from pk.errors import ArgumentError, made_of
 from pk.runtime.tensormap import ALIGNMENT, validate
 from pk.runtime.tensors import plain, separate
 
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+"""What the collectives add up."""
+
 
 def tensors(operator: str, **given: Any) -> tuple[torch.Tensor, ...]:
     """The arguments as plain strided tensors, in order; lazily negated or conjugated ones are written out.
@@ -40,6 +43,15 @@ def _one(operator: str, name: str, value: Any) -> torch.Tensor:
     return value
 
 
+def gradable(operator: str, x: torch.Tensor) -> None:
+    """Raise :class:`pk.errors.ArgumentError` if ``x`` requires a gradient that no sum over ranks can be."""
+    if operator == "all_gather" and x.requires_grad and x.dtype not in SUMMED:
+        raise ArgumentError(
+            f"`x` of pk.ops.all_gather requires a gradient and is {x.dtype}: its gradient is a sum over the ranks, and "
+            f"sums are of {', '.join(map(str, SUMMED))}.\n  Cast it to one of them, or pass `x.detach()`."
+        )
+
+
 def traced(x: torch.Tensor) -> bool:
     """Whether ``x`` stands for a tensor in a trace: it has no memory, hence no address."""
     return isinstance(x, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(x)
@@ -62,12 +74,19 @@ def result(operator: str, out: Any, *given: torch.Tensor | None) -> None:
         raise ArgumentError(
             f"`out` of {where} requires a gradient, and has no history here.\n  Pass `out.detach()`, or leave it away."
         )
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"`out` of {where} was made in inference mode, and may be written in that only.\n"
+            "  Pass `out.clone()`, or make the call under torch.inference_mode()."
+        )
     for tensor in given:
         if tensor is not None and _overlap(out, tensor):
             raise ArgumentError(
                 f"`out` of {where} shares memory with an operand of shape {tuple(tensor.shape)}, which is read while "
                 "`out` is written.\n  Pass memory of its own, or leave it away."
             )
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd does not see what a kernel writes, and peers
 
 
 def is_out(operator: str, out: Any) -> None:

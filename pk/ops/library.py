@@ -156,7 +156,7 @@ def _register(name: str) -> Any:
     if name in collectives.DIMENSIONS:
         made.register_fake(_collective(name)[1])
         made.register_autograd(
-            autograd.COLLECTIVES[name], setup_context=autograd.keep_dims(collectives.DIMENSIONS[name])
+            autograd.COLLECTIVES[name], setup_context=autograd.keep_dims(name, collectives.DIMENSIONS[name])
         )
         return made
     made.register_fake(_fake(name))

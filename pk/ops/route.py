@@ -148,6 +148,8 @@ def collective_through_torch(
     operator: str, x: torch.Tensor, dims: tuple[int, ...], group: Any, out: torch.Tensor | None
 ) -> torch.Tensor:
     """A collective as one of ``torch.ops.pk``."""
+    if torch.is_grad_enabled():
+        inputs.gradable(operator, x)
     if out is not None:
         inputs.is_out(operator, out)
         _check_out(operator, out, torch.is_grad_enabled() and x.requires_grad)

@@ -1,6 +1,6 @@
-"""Pickle for values that go between processes: float8 tensors too, which torch does not read back.
+"""Pickle for values that go between processes: tensors of every dtype, of which torch does not read all back.
 
-As of torch 2.13 a pickled float8 tensor raises when it is loaded; as bytes it comes through.
+As of torch 2.13 a pickled tensor of float8 or of unsigned words raises when it is loaded; as integers it comes through.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import sys
 from typing import Any
 
 loads = pickle.loads
+TYPED = frozenset(
+    "float64 float32 float16 bfloat16 complex128 complex64 int64 int32 int16 int8 uint8 bool".split()
+)  # what torch has storages of
 
 
 def dumps(value: Any) -> bytes:
@@ -25,9 +28,12 @@ class _Pickler(pickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or type(value) is not torch.Tensor:
             return NotImplemented
-        if not (value.is_floating_point() and value.element_size() == 1):
+        if value.layout != torch.strided or str(value.dtype).removeprefix("torch.") in TYPED:
             return NotImplemented
-        return _viewed, (value.detach().view(torch.uint8), value.dtype, value.requires_grad)
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(value.element_size())
+        if integers is None or value.is_quantized:
+            return NotImplemented
+        return _viewed, (value.detach().view(integers), value.dtype, value.requires_grad)
 
 
 def _viewed(raw: Any, dtype: Any, requires_grad: bool) -> Any:

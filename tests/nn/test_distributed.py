@@ -36,7 +36,7 @@ def test_a_launch_in_processes_leaves_its_inputs_alone() -> None:
     """Else autograd refuses to use what it saved for the backward pass."""
     first, second = pk.spawn(versions, 2, backend="sim-processes")
     assert first[:2] == second[:2] == (0, 0)
-    assert second[2] == 1, "the result came from another process"
+    assert second[2] >= 1, "the result came from another process"
 
 
 def example() -> ModuleType:

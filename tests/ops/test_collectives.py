@@ -147,6 +147,36 @@ def test_nothing_to_move() -> None:
     pk.spawn(run, 2, "sim")
 
 
+def test_one_element_with_any_stride() -> None:
+    """Which torch calls contiguous, and does not view as words."""
+
+    def run(rank: int) -> None:
+        odd = torch.full((1, 5), rank, dtype=torch.int64)[:, 0] if rank else torch.zeros(1, dtype=torch.int64)
+        assert pk.ops.all_gather(odd).tolist() == [0, 1]
+        out = torch.zeros(20, dtype=torch.int64).as_strided((2, 1), (1, 9))
+        assert pk.ops.all_to_all(torch.tensor([[rank], [rank]]), out=out).tolist() == [[0], [1]]
+
+    pk.spawn(run, 2, "sim")
+
+
+def test_autograd_notices_what_is_overwritten() -> None:
+    def run(rank: int) -> None:
+        w, z = torch.ones(4, requires_grad=True), torch.ones(4)
+        y = (w * z).sum()
+        pk.ops.all_reduce(z, out=z)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+    pk.spawn(run, 2, "sim")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_result_with_a_gradient_may_be_changed(world: int) -> None:
+    pk.spawn(
+        lambda rank: pk.ops.all_reduce(torch.ones(2, 3, requires_grad=True)).add_(1).sum().backward(), world, "sim"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------------- kernels
 def test_one_hop_or_two() -> None:
     """Two ranks send the same either way; the more there are, the earlier two hops are quicker."""
@@ -318,7 +348,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "integers": (
         lambda: pk.ops.all_reduce(x32(4).long()),
         "`x` of pk.ops.all_reduce is torch.int64, and sums are of torch.bfloat16, torch.float16, torch.float32.\n"
-        "  Cast it, with `x.float()`.",
+        "  Cast it to one of them.",
     ),
     "shares": (
         lambda: pk.ops.reduce_scatter(x32(4, 7), 1),
@@ -360,10 +390,15 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "pk.ops.all_reduce with `out` has no backward pass, and an argument requires a gradient.\n"
         "  Leave `out` away, or call it under torch.no_grad().",
     ),
-    "a gradient in float8": (
-        lambda: pk.ops.all_gather(x32(4).double().requires_grad_()).sum().backward(),
-        "`x` of pk.ops.reduce_scatter is torch.float64, and sums are of torch.bfloat16, torch.float16, torch.float32.\n"
-        "  Cast it, with `x.float()`.",
+    "a gradient in float64": (
+        lambda: pk.ops.all_gather(x32(4).double().requires_grad_()),
+        "`x` of pk.ops.all_gather requires a gradient and is torch.float64: its gradient is a sum over the ranks, and "
+        "sums are of torch.bfloat16, torch.float16, torch.float32.\n"
+        "  Cast it to one of them, or pass `x.detach()`.",
+    ),
+    "a bool for a dimension": (
+        lambda: pk.ops.all_gather(x32(4, 4), True),
+        "pk.ops.all_gather got dim=True, which is bool.\n  Pass the number of a dimension.",
     ),
     "vmap": (
         lambda: torch.vmap(pk.ops.all_gather)(x32(3, 4)),

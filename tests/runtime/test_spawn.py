@@ -108,11 +108,12 @@ def test_functions_that_do_not_pickle() -> None:
     )
 
 
-def test_float8_tensors_come_through() -> None:
+def test_tensors_of_every_dtype_come_through() -> None:
     """Which torch itself pickles and then does not read back."""
     raw = torch.arange(256, dtype=torch.uint8)
     every = [raw.view(dtype).view(16, 16).T for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
     given = [*every, every[0][:0], torch.zeros((), dtype=torch.float8_e5m2)]
+    given += [torch.arange(3).to(dtype) for dtype in (torch.uint16, torch.uint32, torch.uint64)]
     for found in spawn(jobs.hands_back, 2, "sim-processes", (given,)):
         assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in given]
         assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(found, given, strict=True))
