@@ -37,6 +37,11 @@ def are_tensors(operator: str, **given: Any) -> None:
 def _one(operator: str, name: str, value: Any) -> torch.Tensor:
     where = f"pk.ops.{operator}"
     are_tensors(operator, **{name: value})
+    if value.is_quantized or value.is_nested:
+        kind, way = ("nested", "to_padded_tensor(0)") if value.is_nested else ("quantized", "int_repr()")
+        raise ArgumentError(
+            f"`{name}` of {where} is a {kind} tensor, and pk reads plain memory.\n  Pass `{name}.{way}`."
+        )
     if value.layout == torch.strided and value.device.type != "meta":
         value = value.resolve_neg().resolve_conj()
     plain(value, name, where)

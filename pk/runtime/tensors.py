@@ -59,11 +59,6 @@ def plain(tensor: torch.Tensor, name: str, where: str) -> None:
     """
     import torch
 
-    if tensor.is_quantized or tensor.is_nested:
-        kind, way = ("nested", "to_padded_tensor(0)") if tensor.is_nested else ("quantized", "int_repr()")
-        raise ArgumentError(
-            f"`{name}` of {where} is a {kind} tensor, and pk reads plain memory.\n  Pass `{name}.{way}`."
-        )
     if tensor.layout != torch.strided:
         raise ArgumentError(
             f"`{name}` of {where} is a tensor of layout {tensor.layout}, and pk reads strided memory.\n"
