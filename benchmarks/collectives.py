@@ -17,9 +17,11 @@ multicast is off.  On one GPU the ranks are threads that share it, without rival
 
 from __future__ import annotations
 
+import environment  # noqa: F401
+
+# isort: split
 import argparse
 import math
-import os
 import random
 import statistics
 import sys
@@ -28,26 +30,19 @@ import zlib
 from functools import partial
 from pathlib import Path
 
-# Before torch is imported, in every process.
-for _name, _value in (
-    ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1"),
-    ("PK_TIMEOUT_S", "10"), ("PK_ENTRY_TIMEOUT_S", "60"),
-):  # fmt: skip
-    os.environ.setdefault(_name, _value)
+import baselines
+import collective_calls
+import collective_problems as problems
+import torch
+from baselines import Contender
+from collective_problems import LINK_GB_S, OPERATORS, Operands, Problem, Way, size
+from report import Row, facts, table, write
+from rounds import Rounds, traced
+from team import Team, Threads, processes
+from tp_problems import compile_all
 
-import baselines  # noqa: E402
-import collective_calls  # noqa: E402
-import collective_problems as problems  # noqa: E402
-import torch  # noqa: E402
-from baselines import Contender  # noqa: E402
-from collective_problems import LINK_GB_S, OPERATORS, Operands, Problem, Way, size  # noqa: E402
-from report import Row, facts, table, write  # noqa: E402
-from rounds import Rounds, traced  # noqa: E402
-from team import Team, Threads, processes  # noqa: E402
-from tp_problems import compile_all  # noqa: E402
-
-import pk  # noqa: E402
-from pk.runtime.group import current, default_backend  # noqa: E402
+import pk
+from pk.runtime.group import current, default_backend
 
 SIZES = ("1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
 SWEPT = ("16KB", "256KB", "1MB", "16MB", "256MB")

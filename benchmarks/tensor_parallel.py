@@ -19,9 +19,11 @@ to the same products on as many SMs of a rank, at the same time, without communi
 
 from __future__ import annotations
 
+import environment  # noqa: F401
+
+# isort: split
 import argparse
 import math
-import os
 import random
 import sys
 import time
@@ -31,27 +33,20 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-# Before torch is imported, in every process.
-for _name, _value in (
-    ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1"),
-    ("PK_TIMEOUT_S", "10"), ("PK_ENTRY_TIMEOUT_S", "60"),
-):  # fmt: skip
-    os.environ.setdefault(_name, _value)
+import baselines
+import torch
+import what_if
+from baselines import Contender
+from report import facts, write
+from rounds import Rounds, traced
+from team import Team, Threads, processes
+from tp_problems import AG, COMM_SMS, LINK_GB_S, Operands, Problem, checks, compile_all, problems
+from tp_report import Row, finish, flat, lines
 
-import baselines  # noqa: E402
-import torch  # noqa: E402
-import what_if  # noqa: E402
-from baselines import Contender  # noqa: E402
-from report import facts, write  # noqa: E402
-from rounds import Rounds, traced  # noqa: E402
-from team import Team, Threads, processes  # noqa: E402
-from tp_problems import AG, COMM_SMS, LINK_GB_S, Operands, Problem, checks, compile_all, problems  # noqa: E402
-from tp_report import Row, finish, flat, lines  # noqa: E402
-
-import pk  # noqa: E402
-from pk.ops import fused  # noqa: E402
-from pk.ops.model import SMS  # noqa: E402
-from pk.runtime.group import default_backend  # noqa: E402
+import pk
+from pk.ops import fused
+from pk.ops.model import SMS
+from pk.runtime.group import default_backend
 
 TOLERANCE = 6e-3  # two roundings to bfloat16 are 2.4e-3
 

@@ -396,6 +396,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "sums are of torch.bfloat16, torch.float16, torch.float32.\n"
         "  Cast it to one of them, or pass `x.detach()`.",
     ),
+    "a nested tensor": (
+        lambda: pk.ops.all_reduce(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        "`x` of pk.ops.all_reduce is a nested tensor, and pk reads plain memory.\n  Pass `x.to_padded_tensor(0)`.",
+    ),
+    "a quantised tensor": (
+        lambda: pk.ops.all_gather(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)),
+        "`x` of pk.ops.all_gather is a quantized tensor, and pk reads plain memory.\n  Pass `x.int_repr()`.",
+    ),
     "a bool for a dimension": (
         lambda: pk.ops.all_gather(x32(4, 4), True),
         "pk.ops.all_gather got dim=True, which is bool.\n  Pass the number of a dimension.",
