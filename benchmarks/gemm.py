@@ -1,7 +1,7 @@
 """``pk.ops.matmul`` on one rank against cuBLAS, side by side in one run on the same random data.
 
-bfloat16 against ``torch.matmul`` (nine large shapes, and few rows), float8 with row-wise scales against
-``torch._scaled_mm``; b row-major ("kn") and as a transposed view ("nk").
+bfloat16 against ``torch.matmul`` (nine large shapes, and few rows), float8 with row-wise ("fp8") and with tensor-wise
+scales ("fp8t") against ``torch._scaled_mm``; b row-major ("kn") and as a transposed view ("nk").
 
 Burst protocol: one launch at a time, then the card rests three times as long (it is power-limited); warm-ups, then
 timed launches in shuffled rounds; medians count.  A delay kernel in front keeps host time out of the events.  With few
@@ -48,7 +48,7 @@ MAX_CLOCK = 1.98e9
 class Case:
     """One product and what was measured of it; ``choice``: the kernel's configuration, by the model."""
 
-    kind: str  # "large", "small" or "fp8"
+    kind: str  # "large", "small", "fp8" or "fp8t"
     layout: str
     m: int
     n: int
@@ -58,9 +58,19 @@ class Case:
     errors: dict[str, float] = field(default_factory=dict)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the operands."""
+        return FP8 if self.kind.startswith("fp8") else torch.bfloat16
+
+    @property
+    def scales(self) -> tuple[int, int] | None:
+        """Elements of the scales of a and b."""
+        return {"fp8": (self.m, self.n), "fp8t": (1, 1)}.get(self.kind)
+
+    @property
     def problem(self) -> model.Problem:
         """As the model takes it."""
-        return model.Problem(self.m, self.n, self.k, 8 if self.kind == "fp8" else 16, 16, sms(), self.layout)
+        return model.Problem(self.m, self.n, self.k, 8 * self.dtype.itemsize, 16, sms(), self.layout)
 
     def median(self, name: str) -> float:
         """Microseconds."""
@@ -77,7 +87,7 @@ class Case:
         us = self.median("cublas")
         found = {k: v for k, v in asdict(self).items() if k not in ("times", "errors")}
         return {
-            **found, "library": self.kind != "fp8" and cublas.preferred(self.problem),
+            **found, "library": self.dtype != FP8 and cublas.preferred(self.problem),
             "cublas_us": us, "choice_us": self.median(self.choice),
             "ratio": us / self.median(self.choice), "best": best, "best_us": self.median(best),
             "best_ratio": us / self.median(best), "tflops": 2e-6 * self.m * self.n * self.k / self.median(best),
@@ -94,22 +104,21 @@ def sms() -> int:
 def cases(kinds: list[str], layouts: list[str]) -> list[Case]:
     found = [Case("small", layout, *s) for layout in layouts for s in SMALL]
     found += [Case("large", layout, *s) for layout in layouts for s in LARGE]
-    found += [Case("fp8", "nk", *s) for s in LARGE]
+    found += [Case(kind, "nk", *s) for kind in ("fp8", "fp8t") for s in LARGE]
     return [c for c in found if c.kind in kinds]
 
 
 # ---------------------------------------------------------------------------------------------------- compiling
 def builds(case: Case, names: list[str]) -> list[dict[str, Any]]:
     """Arguments of ``specialise`` for these configurations of a case; no GPU needed."""
-    kind = FP8 if case.kind == "fp8" else torch.bfloat16
     found = []
     for name in names:
-        a = torch.empty(case.m, case.k, dtype=kind, device="meta")
-        b = laid(torch.empty(case.k, case.n, dtype=kind, device="meta"), case.layout)
+        a = torch.empty(case.m, case.k, dtype=case.dtype, device="meta")
+        b = laid(torch.empty(case.k, case.n, dtype=case.dtype, device="meta"), case.layout)
         out = torch.empty(case.m, case.n, dtype=torch.bfloat16, device="meta")
         vectors = {}
-        if case.kind == "fp8":
-            vectors = {"scale_a": torch.empty(case.m, device="meta"), "scale_b": torch.empty(case.n, device="meta")}
+        if case.scales:
+            vectors = {f"scale_{x}": torch.empty(e, device="meta") for x, e in zip("ab", case.scales, strict=True)}
         given = dense.arguments(a, b, out, vectors, "none", model.CONFIGS[name])
         found.append({k: pk.spec(v.dtype, v.ndim) if isinstance(v, torch.Tensor) else v for k, v in given.items()})
     return found
@@ -147,13 +156,12 @@ class Bench:
         gen = torch.Generator(device="cuda").manual_seed(case.m + case.n + case.k)
         a = torch.randn(case.m, case.k, device="cuda", generator=gen)
         b = torch.randn(case.k, case.n, device="cuda", generator=gen)
-        kind = FP8 if case.kind == "fp8" else torch.bfloat16
-        a, b = a.to(kind), laid(b.to(kind), case.layout)
+        a, b = a.to(case.dtype), laid(b.to(case.dtype), case.layout)
         self.out = torch.empty(case.m, case.n, device="cuda", dtype=torch.bfloat16)
         self.reference = a.float() @ b.float()
         vectors: dict[str, torch.Tensor] = {}
-        if case.kind == "fp8":
-            rows, cols = (torch.rand(e, device="cuda", generator=gen) + 0.5 for e in (case.m, case.n))
+        if case.scales:
+            rows, cols = (torch.rand(e, device="cuda", generator=gen) + 0.5 for e in case.scales)
             vectors = {"scale_a": rows[:, None], "scale_b": cols[None]}
             self.reference *= rows[:, None] * cols
         self.contenders: dict[str, Callable[[], object]] = {"cublas": self._cublas(a, b, vectors)}
@@ -258,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="write the rows as JSON")
     parser.add_argument("--sweep", action="store_true", help="time every legal configuration")
-    parser.add_argument("--kinds", default="small,large,fp8")
+    parser.add_argument("--kinds", default="small,large,fp8,fp8t")
     parser.add_argument("--layouts", default="kn,nk")
     parser.add_argument("--configs", default="", help="only these, and the model's choice")
     parser.add_argument("--seconds", type=float, default=160, help="for everything, compiling included")

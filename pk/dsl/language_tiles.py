@@ -151,7 +151,7 @@ def max(*values: Any, axis: int | None = None) -> Any:
 def load(t: Any, coord: Any = None, shape: Any = None, other: Any = 0) -> Any:
     """To registers; 16-bit and 8-bit floats widen to float32.
 
-    ``load(t)``: a shared tile, in a consumer.
+    ``load(t)``: a shared tile, in a consumer; ``t.T`` is read transposed.
 
     ``load(x, coord, shape)``: the tile of ``shape`` at ``coord`` of a tensor, ``other`` outside it, in a consumer or in
     a class without role blocks.  As everywhere the trailing entries of a coordinate count tiles and those of ``pk.at``

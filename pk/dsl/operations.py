@@ -135,10 +135,6 @@ def load_shared(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
     """``load(t)``."""
     r.b.require("load", span)
     t = _shared(r, "load", a["t"], span)
-    if t.transposed:
-        raise errors.WrongOperand(
-            "pk.load of a transposed tile", span, "Only mma reads tiles transposed: drop the `.T`."
-        )
     return ir.Call("load", (t,), rules.loaded(t), (), span)
 
 

@@ -331,7 +331,7 @@ def moved(op: str, t: ir.Shared, x: ir.Tensor | ir.Scratch, span: ir.Span) -> No
         raise errors.WrongOperand(
             f"pk.{op} of a transposed tile `{t.name}`",
             span,
-            "Only mma reads tiles transposed: drop the `.T`.",
+            "TMA copies tiles as stored: drop the `.T`; mma, load and store take transposed ones.",
         )
     if tile.dtype != x.dtype:
         raise errors.WrongDType(

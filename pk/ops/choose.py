@@ -189,9 +189,9 @@ def forced(operator: str, deterministic: bool, comm_sms: int | None, config: Con
     if config == LIBRARY:
         return None
     if not isinstance(config, str):
-        if config is not None and not config.swap and (config.share or config.split > 1):
+        if config is not None and not config.few and (config.share or config.split > 1 or config.swap):
             raise ArgumentError(
-                f"config={config.name!r} has clusters or parts of K, and {operator}'s tiles have not.\n"
+                f"config={config.name!r} has clusters, parts of K or transposed tiles: {operator}'s have not.\n"
                 f"  There are {', '.join(fused.TILES)}."
             )
         return config
@@ -221,7 +221,7 @@ def candidates(case: Case, known: Facts) -> list[Candidate]:
 
 def warps(operator: str, way: Choice) -> bool:
     """Whether warps beside the roles communicate."""
-    return operator == "all_gather_matmul" and way.tile is not None and not way.tile.swap and not way.comm_sms
+    return operator == "all_gather_matmul" and way.tile is not None and not way.tile.few and not way.comm_sms
 
 
 def _order(c: Candidate) -> tuple[bool, bool, float]:

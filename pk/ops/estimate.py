@@ -122,8 +122,8 @@ def _longer(x: float, y: float, power: int = 6) -> float:
 
 def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
     """Of pk's kernel with ``tile``; ``comm_sms`` of the SMs communicate (all-gather only; 0: a warp of each)."""
-    if case.world == 1 or tile.swap:
-        return _few_us(case, tile) if tile.swap else _tiled_us(case, tile, case.sms)
+    if case.world == 1 or tile.few:
+        return _few_us(case, tile) if tile.few else _tiled_us(case, tile, case.sms)
     if case.operator == "all_gather_matmul":
         sms = case.sms - comm_sms
         product = _tiled_us(case, tile, sms)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
-TILES = ("c128x256", "c128x192", "p128x192", "p128x160", "c128x64", "c64x128")
+TILES = ("c128x256", "c128x192", "p128x192", "p192x128", "p128x160", "c128x64", "c64x128")
 """Configurations of the kernel ``matmul`` that these kernels have too: no clusters, no parts of K."""
 LEAST = "c64x128"
 """Of them, what launches without anything to multiply take: ranks without rows meet the others all the same."""
@@ -127,7 +127,7 @@ def run(
     comm_sms = COMM_SMS if comm_sms is None else comm_sms
     communicates = request.operator == "all_gather_matmul" and request.world > 1
     tile = tile or choose_tile(request, comm_sms if communicates else 0)
-    if tile.swap:
+    if tile.few:
         return few(request, out, tile, gathered)
     if request.operator == "all_gather_matmul":
         return _all_gather(request, out, tile, comm_sms, gathered)

@@ -37,7 +37,7 @@ class Config:
     ``depth``: 16-bit elements of K in a stage; ``stages``: as many as fit up to this; ``piece``: columns of the tile
     that are stored at a time, ``outs`` such pieces under way; ``share``: the operand that clusters of 2 share;
     ``group``: tiles walked together, 0 for the default; ``split``: parts of K; ``columns``: of tiles, from which on it
-    is a candidate.
+    is a candidate; ``few``: of rows, whose number decides its ``cols``.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Config:
     swap: bool = False
     depth: int = 64
     columns: int = 0
+    few: bool = False
 
     @property
     def cluster(self) -> int:
@@ -87,13 +88,16 @@ class Config:
 
 
 def _large() -> list[Config]:
-    """Names: c(ooperative) or p(ing-pong), tile, the operand that a cluster shares, s(tages), g(roup).
+    """Names: c(ooperative) or p(ing-pong), tile, t(ransposed), the operand that a cluster shares, s(tages), g(roup).
 
     Blocks that run together read the fewest bytes where the tiles that they compute form a square: with 132 blocks 16
     rows of 128x256 tiles, 14 of 128x192.  With 3 stages a whole tile of the result is stored behind the next main loop.
+    Transposed 128x192 tiles are 192 rows by 128 columns: 4096 columns are 32 of them, and 21.33 of the others.
     """
     base = Config("c128x256", 128, 256)
     whole = replace(base, name="c128x256.s3", stages=3, outs=4)
+    wide = Config("p128x192", 128, 192, piece=32, pingpong=True)
+    across = replace(wide, name="p128x192.t", swap=True)
     return [
         base,
         replace(base, name="c128x256.g16", group=16),
@@ -105,8 +109,14 @@ def _large() -> list[Config]:
         Config("c128x192", 128, 192, piece=32),
         Config("p128x128", 128, 128, pingpong=True),
         Config("p128x128.b", 128, 128, pingpong=True, share="b"),
-        Config("p128x192", 128, 192, piece=32, pingpong=True),
-        Config("p128x192.g16", 128, 192, piece=32, pingpong=True, group=16, columns=32),
+        wide,
+        replace(wide, name="p128x192.g16", group=16, columns=32),
+        across,
+        replace(across, name="p128x192.t.g16", group=16),
+        Config("p192x128", 192, 128, piece=32, pingpong=True),
+        Config("p192x128.g16", 192, 128, piece=32, pingpong=True, group=16),
+        Config("p192x128.p64", 192, 128, pingpong=True),
+        Config("c128x256.p32", 128, 256, piece=32, outs=4),
         Config("p128x160", 128, 160, piece=32, pingpong=True),
         Config("p64x256", 64, 256, pingpong=True),
         Config("c128x128.b", 128, 128, share="b"),
@@ -122,7 +132,7 @@ def _small() -> list[Config]:
     """
     found = []
     for cols in (8, 16, 32, 64, 128, 256):
-        base = Config(f"t64x{cols}", 64, cols, piece=min(cols, 64), warpgroups=1, swap=True)
+        base = Config(f"t64x{cols}", 64, cols, piece=min(cols, 64), warpgroups=1, swap=True, few=True)
         deep = replace(base, name=f"{base.name}.d128", depth=128)
         found.append(base)
         if cols <= 128:
@@ -132,7 +142,7 @@ def _small() -> list[Config]:
         if cols >= 64:
             found.append(replace(base, name=f"{base.name}.b", share="b"))
             found += [replace(deep, name=f"{deep.name}.{s}", share=s) for s in ("a", "b") if cols < 256]
-            wide = Config(f"t128x{cols}", 128, cols, piece=32 if cols == 256 else 64, swap=True)
+            wide = Config(f"t128x{cols}", 128, cols, piece=32 if cols == 256 else 64, swap=True, few=True)
             found += [wide, replace(wide, name=f"{wide.name}.k2", split=2)]
     return found
 
@@ -163,9 +173,10 @@ class Problem:
 
 def legal(c: Config, p: Problem) -> bool:
     """Whether the model considers ``c``: tiles that mostly lie outside the result are no candidates."""
-    if not c.swap:
-        fits = c.rows < 2 * max(p.m, 64) and c.cols < 2 * max(p.n, 64)
-        return p.m > 64 and fits and -(-p.n // c.cols) >= c.columns
+    if not c.few:
+        m, n = (p.n, p.m) if c.swap else (p.m, p.n)
+        fits = c.rows < 2 * max(m, 64) and c.cols < 2 * max(n, 64)
+        return p.m > 64 and fits and -(-n // c.cols) >= c.columns
     wanted = next((w for w in (8, 16, 32, 64, 128, 256) if w >= p.m), 0)
     steps = -(-p.k * p.bits // (16 * c.depth))
     halves = c.cols == wanted // 2 >= 64  # two tiles of columns, which may share weights

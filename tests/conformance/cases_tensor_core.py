@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -80,8 +81,9 @@ def _private(x: Array, y: Array) -> Array:
     return (x @ y + x) @ y
 
 
-def _transposed(dtype: torch.dtype, tile: tuple[int, int]) -> Case:
-    name, shape = f"transposed.{short(dtype)}.{tile[0]}x{tile[1]}", (tile[0] + 8, tile[1] + 9)
+def _transposed(dtype: torch.dtype, tile: tuple[int, int], loads: bool) -> Case:
+    name = f"transposed.{'load' if loads else 'store'}.{short(dtype)}.{tile[0]}x{tile[1]}"
+    shape = (tile[0] + 8, tile[1] + 9)
 
     def make(rank: int, world: int) -> Arguments:
         return {"x": Arg(normals(shape, dtype, name), dtype), "y": blank(shape[::-1], dtype)}
@@ -89,7 +91,7 @@ def _transposed(dtype: torch.dtype, tile: tuple[int, int]) -> Case:
     def meaning(ranks: list[Arguments]) -> list[dict[str, Want]]:
         return [{"y": m["x"].value.T} for m in ranks]
 
-    return Case(name, k.transposed, make, meaning, {"R": tile[0], "C": tile[1]}, worlds=(1,))
+    return Case(name, k.transposed, make, meaning, {"R": tile[0], "C": tile[1], "LOADS": loads}, worlds=(1,))
 
 
 def _ones(x: Array, y: Array) -> Array:
@@ -114,7 +116,11 @@ def _cases() -> list[Case]:
     # The inner result must be exact in the narrow type: products of numbers up to 3 over 64 terms need more bits.
     found.append(_case("private.float32_out", k.private, ((150, 64), (64, 64), (150, 64)), (F16, F16, F32), _private))
     found.append(_case("private.two", k.private, ((150, 64), (64, 64), (150, 64)), (F16, F16, F32), _private, G=2))
-    found += [_transposed(dtype, tile) for dtype in (BF16, F16) for tile in ((64, 64), (64, 128), (128, 32))]
+    for dtype, tile in itertools.product((BF16, F16, F32), ((64, 64), (64, 128), (128, 32), (64, 8), (64, 24), (16, 32))):
+        found.append(_transposed(dtype, tile, False))
+        if tile[1] % 64 == 0 or tile[0] == 16:
+            found.append(_transposed(dtype, tile, True))
+    found += [_transposed(dtype, (c, r), True) for dtype in (BF16, F32) for r, c in ((64, 8), (64, 24), (128, 32))]
     return found
 
 

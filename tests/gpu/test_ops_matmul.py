@@ -57,7 +57,7 @@ def cases(name: str) -> list[Case]:
     activation = rng.choice(list(FUNCTIONS))
     found = []
     for turn in range(6):
-        m = rng.randrange(1, c.cols + 1) if c.swap else rng.randrange(1, 1500)
+        m = rng.randrange(1, c.cols + 1) if c.few else rng.randrange(1, 1500)
         n, k = 16 * rng.randrange(1, 120), 16 * rng.randrange(1, 200)
         found.append(Case(m, n, k, turn % 3 == 2, b_t=turn % 3 > 0, activation=activation))
     return found

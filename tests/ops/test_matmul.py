@@ -49,7 +49,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 def test_configurations(name: str) -> None:
     c, rng = CONFIGS[name], random.Random(name)
     gen = torch.Generator().manual_seed(rng.randrange(1000))
-    m = rng.randrange(1, min(c.cols, 200) + 1) if c.swap else rng.randrange(1, 300)
+    m = rng.randrange(1, min(c.cols, 200) + 1) if c.few else rng.randrange(1, 300)
     n, k = 8 * rng.randrange(1, 50), 8 * rng.randrange(1, 90)
     a, b = numbers(gen, m, k), laid(numbers(gen, k, n), rng.random() < 0.5)
     bias, activation = numbers(gen, n), rng.choice(list(FUNCTIONS))
@@ -123,7 +123,7 @@ def test_refusals() -> None:
 
 def test_model() -> None:
     big = model.choose(Problem(8192, 8192, 8192))
-    assert not big.swap
+    assert not big.few
     assert big.rows * big.cols >= 128 * 192
     assert model.choose(Problem(16, 8192, 8192)).cols == 16
     assert all(model.ranking(Problem(m, 4096, 7168)) for m in (1, 63, 64, 65, 128, 200, 256, 300, 4096))

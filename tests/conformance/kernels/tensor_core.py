@@ -107,8 +107,8 @@ def private(a: pk.Global, b: pk.Global, c: pk.Global, B: pk.constexpr = 64, G: p
 
 
 @pk.kernel
-def transposed(x: pk.Global, y: pk.Global, R: pk.constexpr = 64, C: pk.constexpr = 64):
-    """y (cols, rows) = x.T, by a transposed store into the stage."""
+def transposed(x: pk.Global, y: pk.Global, R: pk.constexpr = 64, C: pk.constexpr = 64, LOADS: pk.constexpr = False):
+    """y (cols, rows) = x.T, by a transposed store into the stage, or with LOADS by a transposed load from it."""
     ring, output = pk.pipeline(2, x=pk.shared((R, C), x.dtype)), pk.pipeline(1, y=pk.shared((C, R), y.dtype))
     for m, n in pk.tasks(pk.cdiv(x.rows, R), pk.cdiv(x.cols, C)):
         with pk.loader():
@@ -116,9 +116,9 @@ def transposed(x: pk.Global, y: pk.Global, R: pk.constexpr = 64, C: pk.constexpr
                 pk.load_async(s.x, x, (m, n))
         with pk.consumer(warpgroups=1):
             with ring.drain() as s:
-                r = pk.load(s.x)
+                r = pk.load(s.x.T if LOADS else s.x)
             with output.fill() as t:
-                pk.store(t.y.T, r)
+                pk.store(t.y if LOADS else t.y.T, r)
         with pk.storer():
             with output.drain() as t:
                 pk.store_async(y, t.y, (n, m))

@@ -113,6 +113,11 @@ PK_DEVICE void st_shared(u32 address, u32 x) {
     asm volatile("st.shared.b32 [%0], %1;" :: "r"(address), "r"(x) : "memory");
 }
 
+/// Loads 4 bytes.
+PK_DEVICE void ld_shared(u32 address, u32& x) {
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+}
+
 /// Loads 8 bytes.
 PK_DEVICE void ld_shared(u32 address, u32& x, u32& y) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(address) : "memory");
@@ -150,6 +155,18 @@ PK_DEVICE void ldmatrix_x4(u32 address, u32& a, u32& b, u32& c, u32& d) {
 /// As `ldmatrix_x4`, two blocks (addresses of lanes 0..15).
 PK_DEVICE void ldmatrix_x2(u32 address, u32& a, u32& b) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+/// As `ldmatrix_x4`, each block transposed: lane l gives the address of *column* l % 8 of block l / 8.
+PK_DEVICE void ldmatrix_x4_transposed(u32 address, u32& a, u32& b, u32& c, u32& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address) : "memory");
+}
+
+/// As `ldmatrix_x4_transposed`, two blocks.
+PK_DEVICE void ldmatrix_x2_transposed(u32 address, u32& a, u32& b) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(a), "=r"(b) : "r"(address) : "memory");
 }
 
 }  // namespace pk

@@ -167,6 +167,27 @@ PK_DEVICE void load(Tile& tile, const shared_tile<T, R, C, ROWS>& from, const Ro
     load_columns<0>(tile, from, role);
 }
 
+/// As `load_columns`, of the transposed view of a shared tile: element (r, c) is that in row c, column r.
+template <int FIRST, class Tile, class T, int R, int C, bool ROWS, class Role>
+PK_DEVICE void load_columns(Tile& tile, transposed_tile<shared_tile<T, R, C, ROWS>> from, const Role& role) {
+    static_assert(FIRST + Tile::cols <= R && (Tile::rows == C || Tile::rows < C), "the columns must lie in the tile");
+#pragma unroll
+    for (int ri = 0; ri < Tile::row_slots; ++ri)
+#pragma unroll
+        for (int ci = 0; ci < Tile::col_slots; ++ci)
+            if (Tile::holds(role, ri, ci)) {
+                const u32 address = from.stored.element_address(FIRST + Tile::col(role, ci), Tile::row(role, ri));
+                tile(ri, ci) = widen_element(ld_shared_piece<T, 1>(address).element[0]);
+            }
+}
+
+/// The transposed view of a shared tile to registers.
+template <class Tile, class T, int R, int C, bool ROWS, class Role>
+PK_DEVICE void load(Tile& tile, transposed_tile<shared_tile<T, R, C, ROWS>> from, const Role& role) {
+    static_assert(Tile::cols == R, "shapes must be equal");
+    load_columns<0>(tile, from, role);
+}
+
 /// Registers to a shared tile, rounded to its element type.
 template <class Tile, class T, int R, int C, bool ROWS, class Role>
 PK_DEVICE void store(shared_tile<T, R, C, ROWS>& to, const Tile& tile, const Role& role) {

@@ -135,29 +135,49 @@ PK_DEVICE void store(shared_tile<T, RS, C, ROWS>& to, const accumulator<R, C>& f
     store(to, static_cast<const register_tile<float, R, C>&>(from), warpgroup);
 }
 
+/// Of the 8x8 blocks of a transposed fragment, the row of a block that this lane addresses: the 16 rows of the fragment
+/// from `col` on are columns of the stored tile, its 16 columns rows from `row` on.
+template <class Tile>
+PK_DEVICE u32 block_address(const Tile& stored, int row, int col) {
+    const int lane = lane_index();
+    return stored.element_address(row + lane / 16 * 8 + lane % 8, col + lane / 8 % 2 * 8);
+}
+
+/// Where element `i` of a thread's fragment of rows from `col` on lies in the stored tile, whose transpose it is.
+template <class Tile>
+PK_DEVICE u32 turned_address(const Tile& stored, int i, int col) {
+    const int lane = lane_index();
+    return stored.element_address(i / 4 * 8 + lane % 4 * 2 + i % 2, col + lane / 4 + i % 4 / 2 * 8);
+}
+
 /// Registers to the transposed view of a shared tile: element (r, c) goes to row c, column r.
 template <class T, class U, int RS, bool ROWS, int R, int C>
 PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS, ROWS>> to, const register_tile<U, R, C>& from, int warpgroup) {
     static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
-    const int lane = lane_index();
     const int row = first_row<R>(warpgroup);
+    if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int s = 0; s < from.slabs; ++s)
+        for (int s = 0; s < from.slabs; ++s) {
 #pragma unroll
-        for (int j = 0; j < C / 8; ++j) {
-            if constexpr (sizeof(T) == 2) {
-                const u32 address = to.stored.element_address(8 * j + lane % 8, row + 64 * s + lane / 8 % 2 * 8);
-                stmatrix_x2_transposed(address, pair<T>(from, s, j, 0), pair<T>(from, s, j, 1));
-            } else {
-                static_assert(is_same<T, U>, "cast before storing to a 32-bit tile");
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const T x = from.data[s][4 * j + i];
-                    st_shared(to.stored.element_address(8 * j + lane % 4 * 2 + i % 2, row + 64 * s + lane / 4 + i / 2 * 8),
-                              reinterpret_cast<const u32&>(x));
-                }
+            for (int j = 0; j + 1 < C / 8; j += 2)
+                stmatrix_x4_transposed(block_address(to.stored, 8 * j, row + 64 * s), pair<T>(from, s, j, 0),
+                                       pair<T>(from, s, j, 1), pair<T>(from, s, j + 1, 0), pair<T>(from, s, j + 1, 1));
+            if constexpr (C / 8 % 2 == 1) {
+                constexpr int j = C / 8 - 1;
+                stmatrix_x2_transposed(block_address(to.stored, 8 * j, row + 64 * s), pair<T>(from, s, j, 0),
+                                       pair<T>(from, s, j, 1));
             }
         }
+    } else {
+        static_assert(is_same<T, U>, "cast before storing to a 32-bit tile");
+#pragma unroll
+        for (int s = 0; s < from.slabs; ++s)
+#pragma unroll
+            for (int i = 0; i < C / 2; ++i) {
+                const T x = from.data[s][i];
+                st_shared(turned_address(to.stored, i, row + 64 * s), reinterpret_cast<const u32&>(x));
+            }
+    }
 }
 
 /// As above, of a whole accumulator.
@@ -200,6 +220,39 @@ PK_DEVICE auto load(const shared_tile<T, RS, C, ROWS>& from, int warpgroup) {
                     tile.data[s][4 * j + 2 * i] = reinterpret_cast<const T&>(x);
                     tile.data[s][4 * j + 2 * i + 1] = reinterpret_cast<const T&>(y);
                 }
+        return tile;
+    }
+}
+
+/// As above, of the transposed view of a shared tile: element (r, c) is that in row c, column r.
+template <int R, class T, int C, int RS, bool ROWS>
+PK_DEVICE auto load(transposed_tile<shared_tile<T, C, RS, ROWS>> from, int warpgroup) {
+    static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
+    const int row = first_row<R>(warpgroup);
+    register_tile<T, R, C> tile;
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+        for (int s = 0; s < tile.slabs; ++s) {
+#pragma unroll
+            for (int j = 0; j + 1 < C / 8; j += 2)
+                ldmatrix_x4_transposed(block_address(from.stored, 8 * j, row + 64 * s), tile.data[s][2 * j],
+                                       tile.data[s][2 * j + 1], tile.data[s][2 * j + 2], tile.data[s][2 * j + 3]);
+            if constexpr (C / 8 % 2 == 1) {
+                constexpr int j = C / 8 - 1;
+                ldmatrix_x2_transposed(block_address(from.stored, 8 * j, row + 64 * s), tile.data[s][2 * j],
+                                       tile.data[s][2 * j + 1]);
+            }
+        }
+        return cast<float>(tile);
+    } else {
+#pragma unroll
+        for (int s = 0; s < tile.slabs; ++s)
+#pragma unroll
+            for (int i = 0; i < C / 2; ++i) {
+                u32 x;
+                ld_shared(turned_address(from.stored, i, row + 64 * s), x);
+                tile.data[s][i] = reinterpret_cast<const T&>(x);
+            }
         return tile;
     }
 }
