@@ -22,7 +22,7 @@ TABLES: dict[str, dict[str, float]] = {"kn": clocks.CLOCK["kn"], "nk": clocks.CL
 
 
 def problem(row: dict[str, Any]) -> model.Problem:
-    return model.Problem(row["m"], row["n"], row["k"], 8 if row["kind"] == "fp8" else 16, layout=row["layout"])
+    return model.Problem(row["m"], row["n"], row["k"], 8 if row["kind"].startswith("fp8") else 16, layout=row["layout"])
 
 
 def times(row: dict[str, Any]) -> dict[str, float]:

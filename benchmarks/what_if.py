@@ -50,11 +50,11 @@ _OWN_ROWS = (
 _SENDS = ("pk.tasks(rows * pk.min(peers, 1), parts, group=1)", "pk.tasks(rows * 0, parts, group=1)")
 _TO_ITSELF = ("pk.store(full[r], piece, pk.at(me,", "pk.store(full[me], piece, pk.at(me,")
 _LINK: Edits = [
-    ("pk.load_async(s.c, part[r], (*row, column))", "pk.load_async(s.c, part[pk.rank()], (*row, column))"),
-    ("part[(pk.rank() + 1 + q) % pk.world_size()], (*row", "part[pk.rank()], (*row"),
+    ("pk.load_async(s.c, part[r], at)", "pk.load_async(s.c, part[pk.rank()], at)"),
+    ("part[(pk.rank() + 1 + q) % pk.world_size()], at", "part[pk.rank()], at"),
 ]
 _SUMS: Edits = [
-    ("put_sums(output, parts, part, row, c, peers, m, n, BN, P, AHEAD)", "put_rows(output, c, (m,), n, BN, P)"),
+    ("put_sums(output, parts, part, row, c, peers, m, n, SHAPE, AHEAD)", "put_rows(output, c, (m,), n, SHAPE)"),
     ("        finish_rows(output, acc, parts, vectors", "        finish_rows(output, acc, None, vectors"),
 ]
 _WAITS = ("pk.wait(arrived, (m, n), W - 1)", "pk.wait(arrived, (m, n), 0)")

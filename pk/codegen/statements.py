@@ -8,6 +8,7 @@ path to here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pk.codegen import cluster, deferred, inflight, render, turns
@@ -64,9 +65,7 @@ class Statements:
         self._together = False  # in a branch that one thread takes, to make all loads of a stage
         self._pads = False  # in a task that a pair of blocks may have once too often
         self._adds = ""  # in a loop of signals that share one release: the C++ name of whether this thread adds
-        self._turns = turns.team_turns(role.body) if role.teams > 1 else turns.Turns()
-        if role.stagger:
-            self._turns = turns.stagger_turns(role.body)
+        self._turns = turns.of(role.body, role.teams, role.stagger)
 
     def write(self) -> str:
         """The role's body."""
@@ -98,10 +97,13 @@ class Statements:
                 self._pass_turn(p, "give")
 
     def _pass_turn(self, pipeline: str, how: str) -> None:
-        if pipeline:
-            self._say("turn", ring=shared_member(pipeline), how=how)
-        else:
-            self._say("stagger", how=how)
+        ring = {"ring": shared_member(pipeline)} if pipeline else {}
+        self._say("turn" if pipeline else "stagger", **ring, how=how)
+
+    def _pass_on(self, pipelines: Iterable[str]) -> None:
+        for p in pipelines:
+            self._pass_turn(p, "take")
+            self._pass_turn(p, "give")
 
     def _is_unused(self, s: ir.Statement) -> bool:
         return isinstance(s, ir.Assign) and s.var.name not in self._used and not has_effect(s.value)
@@ -187,9 +189,7 @@ class Statements:
         self._open("tasks_begin", tasks=tasks, count=count, step=step)
         if in_turn:
             self._say("skip_task")
-            for p in self._turns.idle.get(id(s), ()):
-                self._pass_turn(p, "take")
-                self._pass_turn(p, "give")
+            self._pass_on(self._turns.idle.get(id(s), ()))
         used = frozenset().union(*(split.used(t) for t in split.statements(s.body))) if s.body else frozenset()
         self._pads = s.cluster > 1 and any(map(cluster.outside_effect, split.statements(s.body)))
         wanted = [(i, v) for i, v in enumerate(s.vars) if v.name in used or (self._pads and i == len(s.vars) - 2)]
@@ -255,11 +255,13 @@ class Statements:
     def _if(self, s: ir.If, scope: set[str]) -> None:
         entered, owed, accesses = self._path.entered, list(self._path.owed), self._path.accesses.copy()
         self._lines.open(f"if ({self._scalar(s.cond)}) {{")
+        self._pass_on(self._turns.idle_then.get(id(s), ()))
         self._block(s.then, scope)
         self._settle()
         after, self._path = self._path, Path(entered, owed=owed, accesses=accesses)
-        if s.orelse:
+        if s.orelse or id(s) in self._turns.idle_else:
             self._lines.close_open("} else {")
+            self._pass_on(self._turns.idle_else.get(id(s), ()))
             self._block(s.orelse, scope)
             self._settle()
         self._lines.close()

@@ -13,11 +13,17 @@ from pk.ir.types import Tile
 
 @dataclass(slots=True)
 class Turns:
-    """By ``id`` of a statement of the role: what to take before it, what to give after it."""
+    """By ``id`` of a statement of the role: what to take before it, what to give after it.
+
+    ``idle``: by task loop, the pipelines that it does not use, passed on at once; ``idle_then``, ``idle_else``: by
+    branch, those that only its other half uses.
+    """
 
     before: dict[int, list[str]] = field(default_factory=dict)
     after: dict[int, list[str]] = field(default_factory=dict)
-    idle: dict[int, list[str]] = field(default_factory=dict)  # by task loop: pipelines that it does not use, passed on
+    idle: dict[int, list[str]] = field(default_factory=dict)
+    idle_then: dict[int, list[str]] = field(default_factory=dict)
+    idle_else: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, first: ir.Statement, last: ir.Statement, what: str) -> None:
         """``what`` is held from before ``first`` to after ``last``."""
@@ -49,20 +55,38 @@ def few_enough(body: ir.Block, in_turn: tuple[str, ...], exchange: int, teams: i
         )
 
 
+def of(body: ir.Block, teams: int, stagger: int) -> Turns:
+    """Those of a role with this body."""
+    return team_turns(body) if teams > 1 else stagger_turns(body) if stagger else Turns()
+
+
 def team_turns(body: ir.Block) -> Turns:
     """For a consumer of several teams: each pipeline is held from its first use in a task to its last.
 
-    The points are syntactic, statements of the task's own block: what a branch or loop uses is held around all of it.
+    The points are syntactic, statements of one block: what a loop uses is held around all of it.  A branch that is the
+    only one to use a pipeline takes and gives it inside, since other warpgroups would otherwise wait for all of it.
     """
-    turns, everything = Turns(), pipelines_in_turn(body)
+    turns = Turns()
     for loop in (s for s in split.statements(body) if isinstance(s, ir.Tasks)):
-        for p in everything:
-            users = [s for s in loop.body if p in pipelines_in_turn((s,))]
-            if users:
-                turns.add(users[0], users[-1], p)
-            else:
+        for p in pipelines_in_turn(body):
+            if not _held(loop.body, p, turns):
                 turns.idle.setdefault(id(loop), []).append(p)
     return turns
+
+
+def _held(block: ir.Block, pipeline: str, turns: Turns) -> bool:
+    """Note where ``block`` takes and gives ``pipeline``; whether it uses it."""
+    users = [s for s in block if pipeline in pipelines_in_turn((s,))]
+    if not users:
+        return False
+    only = users[0]
+    if len(users) > 1 or not isinstance(only, ir.If):
+        turns.add(only, users[-1], pipeline)
+        return True
+    for half, idle in ((only.then, turns.idle_then), (only.orelse, turns.idle_else)):
+        if not _held(half, pipeline, turns):
+            idle.setdefault(id(only), []).append(pipeline)
+    return True
 
 
 def stagger_turns(body: ir.Block) -> Turns:

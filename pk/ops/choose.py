@@ -189,9 +189,9 @@ def forced(operator: str, deterministic: bool, comm_sms: int | None, config: Con
     if config == LIBRARY:
         return None
     if not isinstance(config, str):
-        if config is not None and not config.few and (config.share or config.split > 1 or config.swap):
+        if config is not None and not config.few and (config.share or config.split > 1):
             raise ArgumentError(
-                f"config={config.name!r} has clusters, parts of K or transposed tiles: {operator}'s have not.\n"
+                f"config={config.name!r} has clusters or parts of K, and {operator}'s tiles have not.\n"
                 f"  There are {', '.join(fused.TILES)}."
             )
         return config

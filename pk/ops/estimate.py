@@ -111,8 +111,8 @@ def _tiled_us(case: Case, tile: Config, sms: int) -> float:
     whole = case.problem(sms)
     if case.operator == "matmul_all_reduce" or case.world == 1:
         return model.microseconds(tile, whole)
-    blocks = -(-case.block // tile.rows)
-    return model.microseconds(tile, replace(whole, m=min(blocks * tile.rows, case.block + tile.rows) * case.world))
+    rows, blocks = tile.result_tile[0], -(-case.block // tile.result_tile[0])
+    return model.microseconds(tile, replace(whole, m=min(blocks * rows, case.block + rows) * case.world))
 
 
 def _longer(x: float, y: float, power: int = 6) -> float:
@@ -127,14 +127,15 @@ def fused_us(case: Case, tile: Config, comm_sms: int) -> float:
     if case.operator == "all_gather_matmul":
         sms = case.sms - comm_sms
         product = _tiled_us(case, tile, sms)
-        link = link_us(case, comm_sms, min(case.block, tile.rows)) if comm_sms else link_us(case, case.sms)
-        tiles = -(-case.block // tile.rows) * case.world * -(-case.n // tile.cols)
+        rows, cols = tile.result_tile
+        link = link_us(case, comm_sms, min(case.block, rows)) if comm_sms else link_us(case, case.sms)
+        tiles = -(-case.block // rows) * case.world * -(-case.n // cols)
         last = product / -(-tiles // max(1, sms))  # the last wave of tiles needs all rows
         late = FEW_ROWS_LATE if case.m <= cublas.FEW_ROWS else 1.0
         held = (HELD_BY_SMS if comm_sms else HELD[case.operator]) * link_us(case, case.sms)
         return late * (_longer(product, link + HOP_US + last, 16) + held + MEET_US)
     product, link = _tiled_us(case, tile, case.sms), link_us(case, case.sms)
-    held = HELD[case.operator] * (64 / min(64, tile.piece)) ** 1.5
+    held = HELD[case.operator] * (64 / min(64, tile.rows if tile.swap else tile.piece)) ** 1.5
     total = _longer(product, link + HOP_US) + held * link + MEET_US
     if case.operator == "matmul_all_reduce":
         total += 2 * HOP_US  # the finished tile's way, and its copy by a communicator warp
@@ -174,7 +175,7 @@ def _pass_us(size: int, count: int) -> float:
 
 def fitting(case: Case, tiles: tuple[str, ...]) -> list[Config]:
     """The tiles that do not mostly lie outside a rank's rows; never empty."""
-    found = [CONFIGS[name] for name in tiles if CONFIGS[name].rows < 2 * max(case.block, 64)]
+    found = [CONFIGS[name] for name in tiles if CONFIGS[name].result_tile[0] < 2 * max(case.block, 64)]
     return found or [min((CONFIGS[name] for name in tiles), key=lambda c: c.rows)]
 
 

@@ -163,7 +163,7 @@ def few_matmul_reduce(
         with pk.loader():
             feed_part(inputs, b, n, a, m, first, stop, not B_T, True)
             if vectors is not None and (SPLIT == 1 or z == SPLIT - 1):
-                feed_vectors(vectors, col_scale, None, m)
+                feed_vectors(vectors, col_scale, None, (0, m))
         with pk.consumer(warpgroups=WARPGROUPS):
             factor, _ = row_vectors(row_scale, None, None, n, BN)
             acc = accumulate_part(inputs, first, stop, BN, BM, not B_T, True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pk.runtime.group import Group
 
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
-TILES = ("c128x256", "c128x192", "p128x192", "p192x128", "p128x160", "c128x64", "c64x128")
+TILES = ("c128x256", "c128x192", "p128x192", "p128x192.t", "p128x160", "c128x64", "c64x128")
 """Configurations of the kernel ``matmul`` that these kernels have too: no clusters, no parts of K."""
 LEAST = "c64x128"
 """Of them, what launches without anything to multiply take: ranks without rows meet the others all the same."""
@@ -41,7 +41,7 @@ LINK = 340  # bytes a nanosecond that TMA fetches from peers
 PARTS = 3  # pieces of partial sums under way: a fourth would leave the result one, or the product two stages
 IN_PLACE = 5  # pieces of both, where a result replaces its partial sum
 IN_PLACE_WAVES = 5  # of tiles, from which on that is faster
-COPIED = 4096  # bytes of a piece that a communicator warp copies
+COPIED = 4096  # bytes of a piece that a communicator warp copies; half of it beside warpgroups with 192 columns
 FLUSHED = 300  # bytes a nanosecond that communicator warps push, which wait for their stores at every signal
 CHUNK = 256  # bytes of K that a message of the communicator holds of every row: 32 KiB with 128 rows
 
@@ -90,8 +90,10 @@ class Request:
 
 
 def tiles(operator: str) -> tuple[str, ...]:
-    """Configurations of ``operator``: for sums none with 192 columns to a warpgroup, see ``estimate.HELD``."""
-    return tuple(name for name in TILES if operator == "all_gather_matmul" or not crowded(CONFIGS[name]))
+    """Configurations of ``operator``: for sums none with 192 columns to a warpgroup that are stored in pieces of 32
+    columns, see ``estimate.HELD``.
+    """
+    return tuple(n for n in TILES if operator == "all_gather_matmul" or not crowded(CONFIGS[n]) or CONFIGS[n].swap)
 
 
 def choose_tile(request: Request, comm_sms: int) -> Config:
@@ -102,7 +104,7 @@ def choose_tile(request: Request, comm_sms: int) -> Config:
     if swapped:
         return min(swapped, key=lambda c: model.microseconds(c, p))
     candidates = [CONFIGS[name] for name in tiles(request.operator)]
-    fitting = [c for c in candidates if c.rows < 2 * max(p.m // request.world, 64)] or candidates[-1:]
+    fitting = [c for c in candidates if c.result_tile[0] < 2 * max(p.m // request.world, 64)] or candidates[-1:]
     return min(fitting, key=lambda c: model.microseconds(c, p))
 
 
@@ -147,7 +149,7 @@ def _all_gather(
     if scale is not None and q.world > 1:
         scale = _gather_scales(q, dense.vector("scale_a", scale, rows))
     parallel_kernels.all_gather_matmul(
-        x=a, c=out.view(q.world, rows, q.b.shape[1]), whole=whole, **_operands(q, (q.world, rows, 1), scale),
+        x=a, c=out.view(q.world, rows, q.b.shape[1]), whole=whole, **_operands(q, tile, q.world, scale),
         **_constants(q, tile, a, out), COMM=comm_sms, BC=CHUNK // a.element_size(), **_pushing(q, tile, comm_sms),
         group=q.group,
     )  # fmt: skip
@@ -167,7 +169,7 @@ def _pushing(q: Request, tile: Config, comm_sms: int) -> dict[str, Any]:
     """
     if comm_sms:
         return {}
-    chunks = max(1, 128 // tile.rows)
+    chunks = max(1, 128 // tile.result_tile[0])
     late = _late(q.computed, tile, (q.world - 1) * q.a.numel() * q.a.element_size())
     return {"CHUNKS": 4 * chunks if late else chunks, "PUSH": 8 if crowded(tile) else 16}
 
@@ -175,7 +177,8 @@ def _pushing(q: Request, tile: Config, comm_sms: int) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4096)
 def _late(p: Problem, tile: Config, coming: int) -> bool:
     """Whether so many bytes, with a signal for every 32 KiB, come behind the last wave of tiles."""
-    waves = -(-(-(-p.m // tile.rows) * -(-p.n // tile.cols)) // p.sms)
+    rows, cols = tile.result_tile
+    waves = -(-(-(-p.m // rows) * -(-p.n // cols)) // p.sms)
     return coming / 1e3 / FLUSHED > model.microseconds(tile, p) * (waves - 1) / waves
 
 
@@ -184,7 +187,7 @@ def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch
     out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
     shape = (q.world, a.shape[0] // q.world, a.shape[1])
     parallel_kernels.matmul_reduce_scatter_ordered(
-        a=a.view(shape), c=out, **_operands(q, (*shape[:2], 1), q.scale_a), **_summing(q, tile, a, out), group=q.group
+        a=a.view(shape), c=out, **_operands(q, tile, q.world, q.scale_a), **_summing(q, tile, a, out), group=q.group
     )
     return out
 
@@ -192,13 +195,14 @@ def _reduce_scatter(q: Request, out: torch.Tensor | None, tile: Config) -> torch
 def _all_reduce(q: Request, out: torch.Tensor | None, tile: Config) -> torch.Tensor:
     a = rows_contiguous(q.a)
     out = a.new_empty(q.shape, dtype=q.out_dtype) if out is None else out
-    by_cols = -(-a.shape[0] // tile.rows) < 4 * q.world
+    by_cols = -(-a.shape[0] // tile.result_tile[0]) < 4 * q.world
     constants = _summing(q, tile, a, out)
     reached = q.world > 1 and symmetric(out, q.group)  # then peers write into it
     there = {"c" if reached else "out": out}
+    row_bytes = (constants["BN"] if tile.swap else constants["P"]) * out.element_size()
     parallel_kernels.matmul_all_reduce_ordered(
-        a=a, **there, **_operands(q, (a.shape[0], 1), q.scale_a), **constants, BY_COLS=by_cols,
-        PR=COPIED // (constants["P"] * out.element_size()), group=q.group,
+        a=a, **there, **_operands(q, tile, None, q.scale_a), **constants, BY_COLS=by_cols,
+        PR=(COPIED // 2 if crowded(tile) else COPIED) // row_bytes, group=q.group,
     )  # fmt: skip
     return out
 
@@ -266,26 +270,43 @@ def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.clone(memory_format=torch.contiguous_format)  # which a contiguous one at an odd address needs too
 
 
-def _operands(q: Request, rows: tuple[int, ...], scale: torch.Tensor | None) -> dict[str, Any]:
-    """b and the vectors of the epilogue; ``rows``: the shape of the scale of A's rows."""
+def _operands(q: Request, tile: Config, blocks: int | None, scale: torch.Tensor | None) -> dict[str, Any]:
+    """b and the vectors of the epilogue; ``blocks``: into which the kernel divides A's rows, if it does."""
     b = dense.operand("b", q.b, along=0)
     columns = q.b.shape[1]
     col = dense.vector("scale_b", q.scale_b, columns)
     bias = dense.vector("bias", q.bias, columns)
-    row = dense.vector("scale_a", scale, math.prod(rows))
+    row = dense.vector("scale_a", scale, q.computed.m)
+    if row is not None:
+        row = row.reshape(blocks or 1, -1)
+        row = _rows_aligned(row).unsqueeze(1) if tile.swap else row.contiguous().unsqueeze(2)
+        row = row if blocks else row[0]
     return {
-        "b": b.memory, "B_T": b.transposed, "ACTIVATION": q.activation,
-        "row_scale": None if row is None else row.contiguous().view(rows),
-        "scale": None if col is None else dense.aligned(col).unsqueeze(0),
-        "bias": None if bias is None else dense.aligned(bias).unsqueeze(0),
+        "b": b.memory, "B_T": b.transposed, "ACTIVATION": q.activation, "row_scale": row,
+        "scale": None if col is None else _along(tile, col), "bias": None if bias is None else _along(tile, bias),
     }  # fmt: skip
 
 
+def _along(tile: Config, x: torch.Tensor) -> torch.Tensor:
+    """A vector along b's columns: through shared memory, or, where they are the accumulator's rows, to registers."""
+    return x.unsqueeze(1) if tile.swap else dense.aligned(x).unsqueeze(0)
+
+
+def _rows_aligned(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy, whose rows TMA can load: at multiples of 16 bytes."""
+    if x.stride(1) == 1 and x.stride(0) % 4 == 0 and x.data_ptr() % 16 == 0:
+        return x
+    return x.new_empty((x.shape[0], -(-x.shape[1] // 4) * 4)).narrow(1, 0, x.shape[1]).copy_(x)
+
+
 def _constants(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
-    vectors = q.bias is not None or q.scale_b is not None
-    every = tile.constants(a.element_size(), c.element_size(), vectors)
-    names = ("BM", "BN", "BK", "P", "STAGES", "OUTS", "WARPGROUPS", "PINGPONG")
-    return {name: every[name] for name in names} | {"GROUP": tile.group or 8}
+    through_shared = q.scale_a is not None if tile.swap else q.bias is not None or q.scale_b is not None
+    every = tile.constants(a.element_size(), c.element_size(), through_shared)
+    names = ("BK", "P", "STAGES", "OUTS", "WARPGROUPS", "PINGPONG")
+    rows, cols = tile.result_tile
+    return {name: every[name] for name in names} | {
+        "BM": rows, "BN": cols, "TURNED": tile.swap, "GROUP": tile.group or 8,
+    }  # fmt: skip
 
 
 def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict[str, Any]:
@@ -293,21 +314,31 @@ def _summing(q: Request, tile: Config, a: torch.Tensor, c: torch.Tensor) -> dict
     many tiles, five of which each result replaces its partial sum.
     """
     found = _constants(q, dataclasses.replace(tile, outs=2 + PARTS), a, c)
-    turns = owner_turns(q.group.sms or model.SMS, q.world)
-    return found | turns | _under_way(q.computed, tile, q.world, q.operator == "matmul_reduce_scatter")
+    sms = q.group.sms or model.SMS
+    found |= owner_turns(sms, q.world) | {"GROUP": owner_group(tile, sms, q.world)}
+    return found | _under_way(q.computed, tile, q.world, q.operator == "matmul_reduce_scatter")
 
 
 @functools.lru_cache(maxsize=4096)
 def _under_way(p: Problem, tile: Config, world: int, scatters: bool) -> dict[str, Any]:
-    waves = -(-p.m // tile.rows) * -(-p.n // tile.cols) / p.sms
+    rows, cols = tile.result_tile
+    waves = -(-p.m // rows) * -(-p.n // cols) / p.sms
     lag = -(-LAG_WAVES * p.sms // (100 * world))
-    fetched = lag * (world - 1) * tile.rows * tile.cols * p.out_bits // 8
+    fetched = lag * (world - 1) * rows * cols * p.out_bits // 8
     at_the_end = model.microseconds(tile, p) / max(1.0, waves) * -(-lag // p.sms)
     if scatters and fetched / 1e3 / LINK > at_the_end:  # an all-reduce also sends there: sooner did not help
         lag = -(-LAG_LINK * p.sms // (100 * world))
     if waves > IN_PLACE_WAVES and not tile.pingpong:
         return {"OUTS": 2, "PARTS": IN_PLACE, "AHEAD": IN_PLACE, "LAG": lag, "IN_PLACE": True}
     return {"OUTS": 2, "PARTS": PARTS, "AHEAD": -(-PARTS // max(1, world - 1)), "LAG": lag}
+
+
+def owner_group(tile: Config, blocks: int, world: int) -> int:
+    """GROUP of sums: every owner has as many of the tiles that ``blocks`` compute at a time, in other rows and the same
+    columns.  They read the fewest bytes where all their rows are as many as their columns.
+    """
+    rows, cols = tile.result_tile
+    return max(1, round(math.sqrt(blocks * cols / rows) / world))
 
 
 def owner_turns(blocks: int, world: int) -> dict[str, int]:

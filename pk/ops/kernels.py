@@ -46,7 +46,7 @@ def matmul(
         with pk.loader():
             feed_part(inputs, a, m, b, n, first, stop, A_T, B_T)
             if SPLIT == 1 or part == SPLIT - 1:
-                feed_vectors(vectors, col_scale, col_bias, n)
+                feed_vectors(vectors, col_scale, col_bias, (0, n))
         with pk.consumer(warpgroups=WARPGROUPS, pingpong=PINGPONG):
             factor, offset = row_vectors(row_scale, scale, row_bias, m, BM)
             acc = accumulate_part(inputs, first, stop, BM, BN, A_T, B_T, some)

@@ -62,6 +62,11 @@ class Config:
         return 2 if self.share else 1
 
     @property
+    def result_tile(self) -> tuple[int, int]:
+        """Rows and columns of the result that a tile is."""
+        return (self.cols, self.rows) if self.swap else (self.rows, self.cols)
+
+    @property
     def stage_bytes(self) -> int:
         """Bytes of one stage; the depth in bytes is the same for every dtype."""
         return 2 * self.depth * (self.rows + self.cols)
@@ -113,10 +118,6 @@ def _large() -> list[Config]:
         replace(wide, name="p128x192.g16", group=16, columns=32),
         across,
         replace(across, name="p128x192.t.g16", group=16),
-        Config("p192x128", 192, 128, piece=32, pingpong=True),
-        Config("p192x128.g16", 192, 128, piece=32, pingpong=True, group=16),
-        Config("p192x128.p64", 192, 128, pingpong=True),
-        Config("c128x256.p32", 128, 256, piece=32, outs=4),
         Config("p128x160", 128, 160, piece=32, pingpong=True),
         Config("p64x256", 64, 256, pingpong=True),
         Config("c128x128.b", 128, 128, share="b"),

@@ -36,12 +36,14 @@ def feed_part(inputs, a, m, b, n, first, stop, A_T, B_T):
 
 
 @pk.function
-def feed_vectors(vectors, scale, bias, n):
-    """Loader's half of the epilogue's vectors, if there are any; behind the tiles, so that it holds none of them up."""
+def feed_vectors(vectors, scale, bias, at):
+    """Loader's half of the epilogue's vectors, if there are any, (1, BN) at ``at``; behind the tiles, so that it holds
+    none of them up.
+    """
     if vectors is not None:
         with vectors.fill() as s:
-            pk.load_async(s.scale, bias if scale is None else scale, (0, n))
-            pk.load_async(s.bias, scale if bias is None else bias, (0, n))
+            pk.load_async(s.scale, bias if scale is None else scale, at)
+            pk.load_async(s.bias, scale if bias is None else bias, at)
 
 
 @pk.function

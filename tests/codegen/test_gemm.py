@@ -45,8 +45,6 @@ def arguments(name: str, fp8: bool = False, bias: bool = False, transposed: bool
         ("p128x128.b", {"transposed": True}),
         ("p128x192.t", {"transposed": True}),
         ("p128x192.t", {"fp8": True}),
-        ("p192x128", {}),
-        ("p192x128", {"fp8": True, "bias": True}),
         ("p64x256", {}),
         ("c64x128", {}),
         ("t64x16", {"bias": True}),

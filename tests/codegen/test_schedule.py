@@ -117,6 +117,51 @@ def test_teams_pass_each_pipeline_on_after_its_last_use() -> None:
     assert "shared.inputs_ring.init(/*fill arrivals=*/1, /*drain arrivals=*/4);" in text
 
 
+BRANCH = """
+@pk.kernel
+def k(a: pk.Global, c: pk.Global):
+    x = pk.pipeline(2, t=pk.shared((64, 64), a.dtype))
+    y = pk.pipeline(2, t=pk.shared((64, 64), a.dtype))
+    out = pk.pipeline(2, t=pk.shared((64, 64), c.dtype))
+    for m in pk.tasks(4):
+        with pk.loader():
+            if m > 0:
+                with x.fill() as s:
+                    pk.load_async(s.t, a, (m, 0))
+            else:
+                with y.fill() as s:
+                    pk.load_async(s.t, a, (m, 0))
+        with pk.consumer(warpgroups=2, pingpong=True):
+            if m > 0:
+                with x.drain() as s:
+                    r = pk.load(s.t)
+                with out.fill() as o:
+                    pk.store(o.t, r)
+            else:
+                with y.drain() as s:
+                    r = pk.load(s.t)
+                with out.fill() as o:
+                    pk.store(o.t, r)
+        with pk.storer():
+            with out.drain() as o:
+                pk.store_async(c, o.t, (m, 0))
+"""
+
+
+def test_a_branch_takes_and_gives_inside() -> None:
+    """Around it, no warpgroup would work while another one does: what the other half uses alone is passed on at once."""
+    text = readable(generate(read(BRANCH)).text)
+    consumer = text[text.index("void consumer(") : text.index("- storer")]
+    then, orelse = consumer[consumer.index("if (m > 0)") :].split("} else {")
+    for half, used, idle in ((then, "x", "y"), (orelse, "y", "x")):
+        passed = half.index(f"{idle}_turn.take"), half.index(f"{idle}_turn.give")
+        work = half.index(f"{used}_turn.take"), half.index("load(r, s.t"), half.index("publish_stores")
+        assert passed[0] < passed[1] < work[0] < work[1] < half.index("out_turn.take") < work[2]
+        assert half.index(f"{used}_turn.give") < half.index("out_turn.give")
+        assert all(half.count(f"{p}_turn.{how}") == 1 for p in ("x", "y", "out") for how in ("take", "give"))
+    assert "_turn.take" not in consumer[: consumer.index("if (m > 0)")]
+
+
 MANY = """
 @pk.kernel
 def k(a: pk.Global, c: pk.Global, N: pk.constexpr):

@@ -116,7 +116,9 @@ def _cases() -> list[Case]:
     # The inner result must be exact in the narrow type: products of numbers up to 3 over 64 terms need more bits.
     found.append(_case("private.float32_out", k.private, ((150, 64), (64, 64), (150, 64)), (F16, F16, F32), _private))
     found.append(_case("private.two", k.private, ((150, 64), (64, 64), (150, 64)), (F16, F16, F32), _private, G=2))
-    for dtype, tile in itertools.product((BF16, F16, F32), ((64, 64), (64, 128), (128, 32), (64, 8), (64, 24), (16, 32))):
+    for dtype, tile in itertools.product(
+        (BF16, F16, F32), ((64, 64), (64, 128), (128, 32), (64, 8), (64, 24), (16, 32))
+    ):
         found.append(_transposed(dtype, tile, False))
         if tile[1] % 64 == 0 or tile[0] == 16:
             found.append(_transposed(dtype, tile, True))

@@ -102,7 +102,7 @@ ONLY_PARALLEL: dict[str, Mistake] = {
     "a bool": (A, B, {"comm_sms": True}, f"comm_sms=True is bool, and {NUMBER}", "a whole number"),
     "a fraction": (A, B, {"comm_sms": 2.5}, f"comm_sms=2.5 is float, and {NUMBER}", "a whole number"),
     "less": (A, B, {"comm_sms": -1}, "comm_sms=-1 must be at least 0", "a larger number"),
-    "clusters": (A, B, {"config": CONFIGS["c128x256.b"]}, "'c128x256.b' has clusters, parts of K or transposed", "c128x192"),
+    "clusters": (A, B, {"config": CONFIGS["c128x256.b"]}, "'c128x256.b' has clusters or parts of K", "c128x192"),
 }  # fmt: skip
 ONLY_MATMUL: dict[str, Mistake] = {
     "sms": (A, B, {"sms": "x"}, f"sms='x' is str, and {NUMBER}", "a whole number"),

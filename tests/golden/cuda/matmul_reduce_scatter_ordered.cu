@@ -3,7 +3,7 @@
 //   a: Global   3-d bfloat16
 //   b: Global   2-d bfloat16
 //   c: Global   2-d bfloat16
-//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 PARTS=3 AHEAD=2 IN_PLACE=False B_T=False ACTIVATION=none
+//   BM=128 BN=256 BK=64 P=64 STAGES=3 OUTS=2 WARPGROUPS=2 PINGPONG=False GROUP=8 LAG=80 STEPS=66 SHIFT=1 PARTS=3 AHEAD=2 IN_PLACE=False B_T=False TURNED=False ACTIVATION=none
 //
 //   inputs: loader -> consumer, 3 stages of 49152 bytes
 //   output: consumer -> storer, 2 stages of 16384 bytes
@@ -32,7 +32,7 @@ enum site : int {
     SITE_OUTPUT_FILL = 3,      // consumer: with output.fill() as s:
     SITE_ARRIVED_WAIT = 4,     // storer: pk.wait(arrived, (m, n), W - 1)
     SITE_PARTS_FILL = 5,       // storer: with parts.fill() as s:
-    SITE_PART_LOAD_ASYNC = 6,  // storer: pk.load_async(s.c, part[r], (*row, column))
+    SITE_PART_LOAD_ASYNC = 6,  // storer: pk.load_async(s.c, part[r], at)
     SITE_OUTPUT_DRAIN = 7,     // storer: with output.drain() as s:
     SITE_OUTPUT_DRAIN_2 = 8,   // storer: with output.drain() as s:
     SITE_ARRIVED_SIGNAL = 9,   // storer: pk.signal(arrived, (m, n), owner)
@@ -145,9 +145,9 @@ PK_DEVICE void loader(const params& p, shared_map& shared) {
                 mbarrier& full = shared.inputs_ring.full[inputs_at.stage];
                 if (role.issues()) {
                     expect_loads(full, s.a, s.b);
-                    // pk.load_async(s.a, a, (*row, k))
+                    // pk.load_async(s.b if TURNED else s.a, a, (*row, k))
                     load_expected(s.a, p.a_map, full, owner, m * 128, k * 64);
-                    // pk.load_async(s.b, b, (n, k) if B_T else (k, n))
+                    // pk.load_async(s.a if TURNED else s.b, b, (n, k) if B_T else (k, n))
                     load_expected(s.b, p.b_map, full, k * 64, n * 256);
                 }
                 shared.inputs_ring.publish_expected(inputs_at, role);
@@ -189,7 +189,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             const int me_1 = me;
             // last = owner == me
             const bool last = owner == me_1;
-            // acc = accumulate_part(inputs, 0, pk.cdiv(a.cols, BK), BM, BN, False, B_T)
+            // return accumulate_part(inputs, 0, pk.cdiv(K, BK), BM, BN, False, B_T)
             const int stop = ceil_div(p.a_cols, 64);
             // acc = pk.zeros((BM, BN), pk.float32)
             accumulator<64, 256> acc;
@@ -213,7 +213,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
-                    // r = r + pk.load(s.c)
+                    // r = r + pk.load(s.c.T if TURNED else s.c)
                     register_tile<float, 64, 64> loaded = load<64>(s.c, role.warpgroup());
                     PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded(ri, ci);
                     shared.parts_ring.release(parts_at);
@@ -222,7 +222,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             {  // with output.fill() as s:
                 shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
                 auto& s = shared.output[output_at.stage];
-                // pk.store(s.c, r)
+                // pk.store(s.c.T if TURNED else s.c, r)
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
@@ -235,7 +235,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
-                    // r = r + pk.load(s.c)
+                    // r = r + pk.load(s.c.T if TURNED else s.c)
                     register_tile<float, 64, 64> loaded_ = load<64>(s.c, role.warpgroup());
                     PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded_(ri, ci);
                     shared.parts_ring.release(parts_at);
@@ -244,7 +244,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             {  // with output.fill() as s:
                 shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
                 auto& s = shared.output[output_at.stage];
-                // pk.store(s.c, r)
+                // pk.store(s.c.T if TURNED else s.c, r)
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
@@ -257,7 +257,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
-                    // r = r + pk.load(s.c)
+                    // r = r + pk.load(s.c.T if TURNED else s.c)
                     register_tile<float, 64, 64> loaded__ = load<64>(s.c, role.warpgroup());
                     PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded__(ri, ci);
                     shared.parts_ring.release(parts_at);
@@ -266,7 +266,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             {  // with output.fill() as s:
                 shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
                 auto& s = shared.output[output_at.stage];
-                // pk.store(s.c, r)
+                // pk.store(s.c.T if TURNED else s.c, r)
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
@@ -279,7 +279,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
                     // with parts.drain() as s:
                     shared.parts_ring.wait_full(parts_at, role, SITE_PARTS_DRAIN);
                     auto& s = shared.parts[parts_at.stage];
-                    // r = r + pk.load(s.c)
+                    // r = r + pk.load(s.c.T if TURNED else s.c)
                     register_tile<float, 64, 64> loaded___ = load<64>(s.c, role.warpgroup());
                     PK_EACH(register_tile<float, 64, 64>) r(ri, ci) = r(ri, ci) + loaded___(ri, ci);
                     shared.parts_ring.release(parts_at);
@@ -288,7 +288,7 @@ PK_DEVICE void consumer(const params& p, shared_map& shared) {
             {  // with output.fill() as s:
                 shared.output_ring.wait_empty(output_at, role, SITE_OUTPUT_FILL);
                 auto& s = shared.output[output_at.stage];
-                // pk.store(s.c, r)
+                // pk.store(s.c.T if TURNED else s.c, r)
                 store(s.c, r, role.warpgroup());
                 shared.output_ring.publish_stores(output_at);
             }
@@ -344,8 +344,6 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 // pk.wait(arrived, (m, n), W - 1)
                 deferred.flush(role);
                 wait(role, arrived, arrived.index(m, n), W_1 - 1, SITE_ARRIVED_WAIT);
-                // feed_piece(parts, part, row, n * (BN // P) + j)
-                const int column = n * 4;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -353,17 +351,15 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        // pk.load_async(s.c, part[r], (*row, column))
+                        // pk.load_async(s.c, part[r], at)
                         deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, n * 256);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
-                // feed_piece(parts, part, row, n * (BN // P) + j)
-                const int column_1 = n * 4 + 1;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -371,17 +367,15 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        // pk.load_async(s.c, part[r], (*row, column))
+                        // pk.load_async(s.c, part[r], at)
                         deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_1 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, n * 256 + 64);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
                 }
-                // feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
-                const int column_2 = n * 4 + 2;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -389,11 +383,11 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        // pk.load_async(s.c, part[r], (*row, column))
+                        // pk.load_async(s.c, part[r], at)
                         deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_2 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, n * 256 + 128);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -401,15 +395,11 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
-                    const int column_3 = n * 4;
-                    // pk.store_async(dst, s.c, (m, column))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_3 * 64);
+                    // pk.store_async(dst, s.c, at)
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
-                // feed_piece(parts, part, row, n * (BN // P) + j + AHEAD)
-                const int column_4 = n * 4 + 3;
                 // for r in pk.ranks_from(pk.rank() + 1, pk.world_size() - 1):
                 for (int r_i = 0, r_i_stop = W - 1; r_i < r_i_stop; ++r_i) {
                     const int r = (me + r_i + 1) % W;
@@ -418,11 +408,11 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                         shared.parts_ring.wait_empty(parts_at, role, SITE_PARTS_FILL, deferred);
                         auto& s = shared.parts[parts_at.stage];
                         mbarrier& full = shared.parts_ring.full[parts_at.stage];
-                        // pk.load_async(s.c, part[r], (*row, column))
+                        // pk.load_async(s.c, part[r], at)
                         deferred.meet(role, SITE_PART_LOAD_ASYNC);
                         if (role.issues()) {
                             expect_loads(full, s.c);
-                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, column_4 * 64);
+                            load_expected(s.c, p.part_maps[r], full, owner, m * 128, n * 256 + 192);
                         }
                         shared.parts_ring.publish_expected(parts_at, role);
                     }
@@ -430,30 +420,24 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
-                    const int column_5 = n * 4 + 1;
-                    // pk.store_async(dst, s.c, (m, column))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_5 * 64);
+                    // pk.store_async(dst, s.c, at)
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
-                    const int column_6 = n * 4 + 2;
-                    // pk.store_async(dst, s.c, (m, column))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_6 * 64);
+                    // pk.store_async(dst, s.c, at)
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 128);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // put_finished(s, dst, peers, m, n * (BN // P) + j)
-                    const int column_7 = n * 4 + 3;
-                    // pk.store_async(dst, s.c, (m, column))
-                    if (role.issues()) store_async(p.c_map, s.c, m * 128, column_7 * 64);
+                    // pk.store_async(dst, s.c, at)
+                    if (role.issues()) store_async(p.c_map, s.c, m * 128, n * 256 + 192);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
                 }
@@ -461,7 +445,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
                     if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
@@ -469,7 +453,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
                     if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 64);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
@@ -477,7 +461,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
                     if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 128);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
@@ -485,7 +469,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                 {  // with output.drain() as s:
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
-                    // pk.store_async(dst, s.c, (*row, n * (BN // P) + j))
+                    // pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
                     if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256 + 192);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
