@@ -35,7 +35,7 @@ def arguments(name: str, fp8: bool = False, bias: bool = False, transposed: bool
     [
         ("c128x256", {"bias": True}),
         ("c128x256.b", {"transposed": True}),
-        ("c128x256.b.s3", {}),
+        ("c128x256.s3", {}),
         ("c128x256.s3.g16", {"transposed": True}),
         ("p128x160", {"transposed": True}),
         ("t64x128.d128.a", {}),

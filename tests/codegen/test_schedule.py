@@ -149,7 +149,7 @@ def k(a: pk.Global, c: pk.Global):
 
 
 def test_a_branch_takes_and_gives_inside() -> None:
-    """Around it, no warpgroup would work while another one does: what the other half uses alone is passed on at once."""
+    """Around it, no warpgroup would work while another does; what only the other half uses is passed on at once."""
     text = readable(generate(read(BRANCH)).text)
     consumer = text[text.index("void consumer(") : text.index("- storer")]
     then, orelse = consumer[consumer.index("if (m > 0)") :].split("} else {")

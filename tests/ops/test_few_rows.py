@@ -100,9 +100,9 @@ def test_the_rule(op: str) -> None:
         b = torch.empty(8192, 8192 if op != AG else 4096, dtype=torch.bfloat16, device="meta")
         return fused.choose_tile(fused.Request(op, Group(0, world, "sim"), a, b, torch.bfloat16), 0)
 
-    assert all(tile(m, 2).swap for m in (2, 16, 64, 256))
-    assert not tile(258, 2).swap
-    assert tile(64, 8).swap == (op != AR)  # whole terms to seven peers are too much
+    assert all(tile(m, 2).few for m in (2, 16, 64, 256))
+    assert not tile(258, 2).few
+    assert tile(64, 8).few == (op != AR)  # whole terms to seven peers are too much
     assert CONFIGS["t64x16.d128"] in (tile(16, 2), tile(16, 4))
 
 
@@ -183,6 +183,6 @@ def test_no_spills(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    assert all(CONFIGS[name].swap and not CONFIGS[name].share for name in fused.FEW)
+    assert all(CONFIGS[name].few and not CONFIGS[name].share for name in fused.FEW)
     with pytest.raises(pk.ArgumentError, match="up to 256 rows t64x8"):
         choose.forced(RS, False, None, "t1x1")
