@@ -72,6 +72,12 @@ def _gemms() -> list[Subject]:
             GEMM | {"PARTS": 2},
         ),
         Subject(
+            "ops.matmul_reduce_scatter_turned",
+            ops.matmul_reduce_scatter_ordered,
+            two_three(both(False)),
+            GEMM | {"PARTS": 2, "BM": 32, "BN": 128, "TURNED": True},
+        ),
+        Subject(
             "ops.matmul_reduce_scatter_in_place",
             ops.matmul_reduce_scatter_ordered,
             (*two_three(both(False)), Problem(4, both(False))),

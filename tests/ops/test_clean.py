@@ -59,6 +59,11 @@ def _problems() -> dict[str, tuple[Problem, list[str]]]:
         found[f"{o}-few"] = replace(few[o], wanted=GRADIENTS), [FEW[o], *BACKWARD[o]]
         found[f"{o}-few-scaled"] = replace(few[o], **VECTORS), [*scales, FEW[o]]
         found[f"{o}-pingpong"] = replace(many[o], options={"config": "p128x160"}, n=336), [SUMS[o]]
+        found[f"{o}-turned"] = replace(many[o], options={"config": "p128x192.t"}, rows=200), [SUMS[o]]
+        found[f"{o}-turned-scaled"] = (
+            replace(found[f"{o}-scaled"][0], options={"config": "p128x192.t"}),
+            [*scales, SUMS[o]],
+        )
     return found
 
 
