@@ -74,7 +74,7 @@ def _gemms() -> list[Subject]:
         Subject(
             "ops.matmul_reduce_scatter_turned",
             ops.matmul_reduce_scatter_ordered,
-            two_three(both(False)),
+            (*two_three(both(False)), Problem(4, both(False))),
             GEMM | {"PARTS": 2, "BM": 32, "BN": 128, "TURNED": True},
         ),
         Subject(
