@@ -13,6 +13,7 @@ import torch
 import pk
 from pk.ops import dense, kernels
 from pk.ops.model import CONFIGS
+from pk.runtime.compile import sass
 
 
 def build(
@@ -27,8 +28,15 @@ def build(
 def compile_one(arguments: dict[str, Any]) -> str:
     """Fills the disk cache; what is wrong with the cubin, or nothing."""
     binary = kernels.matmul.specialise(**arguments).binary
-    wrong = binary.resources.spill_bytes or binary.resources.local_bytes or "C75" in binary.log
-    return f"{arguments}: {binary.resources}\n{binary.log}" if wrong else ""
+    found = binary.resources
+    # Beside 192 registers of accumulator two for each vector along its rows are one too many: set aside around the loop.
+    allowed = 8 if arguments["PINGPONG"] and arguments.get("row_scale") and arguments.get("row_bias") else 0
+    wrong = found.local_bytes > allowed or found.spill_bytes > allowed or "C75" in binary.log
+    if found.local_bytes and not wrong:
+        lines = sass(binary.cubin).splitlines()
+        products = [i for i, line in enumerate(lines) if "GMMA" in line]
+        wrong = any("LDL" in line or "STL" in line for line in lines[products[0] : products[-1]])
+    return f"{arguments}: {found}\n{binary.log}" if wrong else ""
 
 
 def compile_all(builds: Iterable[dict[str, Any]]) -> list[str]:

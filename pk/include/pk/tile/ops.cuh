@@ -136,12 +136,19 @@ PK_DEVICE void store(shared_tile<T, RS, C, ROWS>& to, const accumulator<R, C>& f
 }
 
 /// Of the 8x8 blocks of a transposed fragment, the row of a block that this lane addresses: the 16 rows of the fragment
-/// from `col` on are columns of the stored tile, its 16 columns rows from `row` on.
+/// from `col` on are columns of the stored tile, its 16 columns rows of it.
 template <class Tile>
-PK_DEVICE u32 block_address(const Tile& stored, int row, int col) {
-    const int lane = lane_index();
-    return stored.element_address(row + lane / 16 * 8 + lane % 8, col + lane / 8 % 2 * 8);
-}
+struct turned_blocks {
+    static_assert(!Tile::swizzle || Tile::panel_cols == 64, "64 columns of 16 bits, or more, are panels of 128 bytes");
+    static constexpr u32 slab_bytes = Tile::swizzle ? Tile::rows * Tile::panel_bytes : 64 * sizeof(typename Tile::element);
+    u32 start;
+
+    PK_DEVICE turned_blocks(const Tile& stored, int col)
+        : start(stored.element_address(lane_index() / 16 * 8 + lane_index() % 8, col + lane_index() / 8 % 2 * 8)) {}
+
+    /// Of the blocks from stored row `row`, a multiple of 8, on, `slab` times 64 columns further.
+    PK_DEVICE u32 at(int row, int slab) const { return start + row * Tile::panel_bytes + slab * slab_bytes; }
+};
 
 /// Where element `i` of a thread's fragment of rows from `col` on lies in the stored tile, whose transpose it is.
 template <class Tile>
@@ -156,16 +163,16 @@ PK_DEVICE void store(transposed_tile<shared_tile<T, C, RS, ROWS>> to, const regi
     static_assert(RS % R == 0, "the warpgroups' rows must fill the shared tile");
     const int row = first_row<R>(warpgroup);
     if constexpr (sizeof(T) == 2) {
+        const turned_blocks<shared_tile<T, C, RS, ROWS>> place(to.stored, row);
 #pragma unroll
         for (int s = 0; s < from.slabs; ++s) {
 #pragma unroll
             for (int j = 0; j + 1 < C / 8; j += 2)
-                stmatrix_x4_transposed(block_address(to.stored, 8 * j, row + 64 * s), pair<T>(from, s, j, 0),
-                                       pair<T>(from, s, j, 1), pair<T>(from, s, j + 1, 0), pair<T>(from, s, j + 1, 1));
+                stmatrix_x4_transposed(place.at(8 * j, s), pair<T>(from, s, j, 0), pair<T>(from, s, j, 1),
+                                       pair<T>(from, s, j + 1, 0), pair<T>(from, s, j + 1, 1));
             if constexpr (C / 8 % 2 == 1) {
                 constexpr int j = C / 8 - 1;
-                stmatrix_x2_transposed(block_address(to.stored, 8 * j, row + 64 * s), pair<T>(from, s, j, 0),
-                                       pair<T>(from, s, j, 1));
+                stmatrix_x2_transposed(place.at(8 * j, s), pair<T>(from, s, j, 0), pair<T>(from, s, j, 1));
             }
         }
     } else {
@@ -231,16 +238,16 @@ PK_DEVICE auto load(transposed_tile<shared_tile<T, C, RS, ROWS>> from, int warpg
     const int row = first_row<R>(warpgroup);
     register_tile<T, R, C> tile;
     if constexpr (sizeof(T) == 2) {
+        const turned_blocks<shared_tile<T, C, RS, ROWS>> place(from.stored, row);
 #pragma unroll
         for (int s = 0; s < tile.slabs; ++s) {
 #pragma unroll
             for (int j = 0; j + 1 < C / 8; j += 2)
-                ldmatrix_x4_transposed(block_address(from.stored, 8 * j, row + 64 * s), tile.data[s][2 * j],
-                                       tile.data[s][2 * j + 1], tile.data[s][2 * j + 2], tile.data[s][2 * j + 3]);
+                ldmatrix_x4_transposed(place.at(8 * j, s), tile.data[s][2 * j], tile.data[s][2 * j + 1],
+                                       tile.data[s][2 * j + 2], tile.data[s][2 * j + 3]);
             if constexpr (C / 8 % 2 == 1) {
                 constexpr int j = C / 8 - 1;
-                ldmatrix_x2_transposed(block_address(from.stored, 8 * j, row + 64 * s), tile.data[s][2 * j],
-                                       tile.data[s][2 * j + 1]);
+                ldmatrix_x2_transposed(place.at(8 * j, s), tile.data[s][2 * j], tile.data[s][2 * j + 1]);
             }
         }
         return cast<float>(tile);
