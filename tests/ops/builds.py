@@ -29,7 +29,7 @@ def compile_one(arguments: dict[str, Any]) -> str:
     """Fills the disk cache; what is wrong with the cubin, or nothing."""
     binary = kernels.matmul.specialise(**arguments).binary
     found = binary.resources
-    # Beside 192 registers of accumulator two for each vector along its rows are one too many: set aside around the loop.
+    # Beside 192 registers of accumulator those of two vectors along its rows are one too many: set aside before it.
     allowed = 8 if arguments["PINGPONG"] and arguments.get("row_scale") and arguments.get("row_bias") else 0
     wrong = found.local_bytes > allowed or found.spill_bytes > allowed or "C75" in binary.log
     if found.local_bytes and not wrong:
