@@ -22,6 +22,7 @@ from tp_problems import Build, specs
 
 import pk
 from pk.ops import calls, collective_kernels, collective_plans, collectives
+from pk.ops.model import SMS
 from pk.runtime.group import Group, current
 
 OPERATORS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -143,7 +144,8 @@ def plan(o: Operands, way: Way, inside: bool) -> collective_plans.Plan:
     """The launch of ``o`` planned this ``way``."""
     dims = tuple((name, 0) for name in collectives.DIMENSIONS[o.p.operator])
     with ONE_AT_A_TIME, planned(way):
-        return collective_plans.made(calls.Collective(o.p.operator, o.x, dims, inside), current())
+        call = calls.Collective(o.p.operator, o.x, dims, inside)
+        return collective_plans.made(call, current().world_size, current().sms or SMS)
 
 
 # -------------------------------------------------------------------------------------------------------- contenders
@@ -250,9 +252,7 @@ def builds_of(call: Call, way: Way, world: int) -> list[Build]:
     out = x.new_empty(collectives.result_shape(call.operator, x, dims, world))
     inside = call.place == "symmetric" and call.operator != "reduce_scatter"
     with ONE_AT_A_TIME, planned(way):
-        made = collective_plans.made(
-            calls.Collective(call.operator, x, tuple(dims.items()), inside), Group(0, world, "sim")
-        )
+        made = collective_plans.made(calls.Collective(call.operator, x, tuple(dims.items()), inside), world, SMS)
     found: list[Build] = []
 
     class Recorder:

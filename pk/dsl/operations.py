@@ -135,6 +135,11 @@ def load_shared(r: Expressions, a: Arguments, span: ir.Span) -> ir.Call:
     """``load(t)``."""
     r.b.require("load", span)
     t = _shared(r, "load", a["t"], span)
+    if len(t.type.shape) != 2:
+        raise errors.WrongOperand(
+            f"pk.load of `{t.name}` of shape {t.type.shape}", span,
+            f"Register tiles have rows and columns: declare it as pk.shared((1, {t.type.shape[-1]}), ...).",
+        )  # fmt: skip
     return ir.Call("load", (t,), rules.loaded(t), (), span)
 
 

@@ -161,8 +161,8 @@ def _window(r: Expressions, op: str, x: Any, tile: tuple[int, ...], coord: Any, 
 def _load(r: Expressions, a: Arguments, span: ir.Span) -> Any:
     x = a["t"]
     if not is_tensor(x):
-        for name in ("coord", "shape"):
-            if a[name] is not None:
+        for name in ("coord", "shape", "other"):
+            if a[name] is not None and not (name == "other" and a[name] == 0):
                 raise errors.WrongOperand(f"pk.load of {describe(x)} with {name}=", span, "Only tensors take one.")
         return operations.load_shared(r, a, span)
     if vectors.any_vector(a["coord"]) or vectors.one_dimension(a["shape"]):

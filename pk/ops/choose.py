@@ -209,6 +209,7 @@ def candidates(case: Case, known: Facts) -> list[Candidate]:
     ways = [
         Choice(tile, comm)
         for tile in estimate.fitting(case, fused.tiles(case.operator))
+        if not fused.crammed(case.operator, tile, case.scaled, case.out_bits)
         for comm in estimate.comm_counts(case.operator, case.world, case.sms)
         if comm or case.operator != "all_gather_matmul" or not fused.crowded(tile)
     ]

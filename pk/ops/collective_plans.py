@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pk.ops import collective_kernels, model
+from pk.ops import collective_kernels
 from pk.ops.calls import Collective
 
 if TYPE_CHECKING:
@@ -111,6 +111,25 @@ class Plan:
     words: bool = False  # what moves is whole words
     inside: bool = False  # peers write the result
 
+    def words_of(self, operator: str, x: torch.Tensor, sms: int) -> list[str]:
+        """In words, for :func:`pk.ops.explain`."""
+        t, sent = self.tiles, x.nbytes if self.split is None else x.nbytes // self.world
+        if self.hops == 2:
+            sent = 2 * x.nbytes // self.world
+        link = (self.world - 1) * sent
+        kernel = "sum_and_share" if self.hops == 2 else "sum_parts" if self.summed else "exchange"
+        unit = str(x.dtype).removeprefix("torch.") if self.summed else "4-byte words"
+        lines = [
+            f"  at least {link / 1e3 / LINK_GB_S:.1f} us: {link / 1e6:.1f} MB over the link of each rank",
+            f"  kernel {kernel}: tiles of {t.rows} x {t.cols} {unit}, {t.per} to a signal, {t.blocks or sms} blocks",
+        ]
+        if operator == "all_reduce":
+            ways = "one hop: every rank sends all, and adds up all", "two hops: each rank adds up a share, and sends it"
+            lines.append(f"  {ways[self.hops - 1]}")
+        elif not self.summed and not self.words:
+            lines.append("  through padded copies: rows of its parts are no whole words of 4 bytes")
+        return lines
+
     def run(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """Launch it, from x to ``out``, which may be x for an all-reduce."""
         if not x.is_contiguous() or x.data_ptr() % 16:
@@ -174,9 +193,9 @@ def packed(t: torch.Tensor) -> torch.Tensor:
     return t if list(t.stride()) == strides or not t.numel() else t.as_strided(t.shape, strides)
 
 
-def made(call: Collective, group: Group) -> Plan:
-    """The plan of ``call``: the same on all ranks, but for the number of blocks."""
-    x, dims, world, sms = call.x, dict(call.dims), group.world_size, group.sms or model.SMS
+def made(call: Collective, world: int, sms: int) -> Plan:
+    """The plan of ``call`` between ``world`` ranks: the same on all of them, but for the number of blocks."""
+    x, dims = call.x, dict(call.dims)
     joins = call.operator == "all_gather"
     split = None if joins else dims.get("dim", dims.get("split_dim"))
     concat = dims["dim"] if joins else dims.get("concat_dim")

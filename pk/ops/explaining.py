@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError, short
-from pk.ops import choose, dense, estimate, fused, inputs, model
+from pk.ops import choose, collective_plans, collectives, dense, estimate, fused, inputs, model
 from pk.ops.autograd import as_called
+from pk.ops.calls import Collective
 from pk.ops.choose import Candidate, Facts
 from pk.ops.estimate import Case
 from pk.ops.model import Config
@@ -39,6 +40,7 @@ def explain(
     config: Config | str | None = None,
     sms: int | None = None,
     count: int = 8,
+    **dims: int,
 ) -> str:
     """The choice of ``operator``, such as ``pk.ops.all_gather_matmul`` or its name, for this call, as a table.
 
@@ -49,9 +51,22 @@ def explain(
 
     With ``world_size`` no group is needed: the answer is the model's, for so many H200s of ``sms`` SMs.  Without, it is
     that of ``group``, and collective if nothing was chosen on the group before.  ``explain(a, b)`` is that of
-    :func:`pk.ops.matmul`.  Raises :class:`pk.errors.ArgumentError` as the operator would, and for options that the
-    operator does not have.
+    :func:`pk.ops.matmul`.  ``explain("all_gather", x, dim=1)``, of a collective, says by which kernel and in what tiles
+    it goes into ordinary memory.  Raises :class:`pk.errors.ArgumentError` as the operator would, and for options that
+    the operator does not have.
     """
+    called = operator if isinstance(operator, str) else getattr(operator, "__name__", "")
+    if called.removeprefix("pk.ops.") in collectives.DIMENSIONS:
+        options = {"bias": bias, "activation": activation, "out_dtype": out_dtype, "scale_a": scale_a}
+        options |= {"scale_b": scale_b, "comm_sms": comm_sms, "config": config, "deterministic": deterministic or None}
+        for option, value in options.items():
+            if value is not None:
+                raise ArgumentError(f"{option}={short(value)}: {called} has no such option.\n  Leave it away.")
+        return _collective(called.removeprefix("pk.ops."), a, b, dims, group, world_size, sms)
+    if dims:
+        raise ArgumentError(
+            f"`{next(iter(dims))}` is no option of pk.ops.explain here.\n  Collectives have dimensions."
+        )
     name, a, b = _which(operator, a, b)
     whole("count", count, what="rows")
     given = {"deterministic": deterministic, "comm_sms": comm_sms, "config": config, "sms": sms}
@@ -67,8 +82,7 @@ def explain(
         sms = sms or (None if group is None else alone(group).sms) or None
         vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
         return dense.explain(a, b, activation=activation, out_dtype=out_dtype, config=config, sms=sms, **vectors)
-    if group is not None and world_size is not None:
-        raise ArgumentError("`group` and `world_size` both say how many ranks there are.\n  Leave one of them away.")
+    _one_of(group, world_size)
     case, known = _case(name, a, b, group, world_size, sms, out_dtype)
     if comm_sms is not None and comm_sms >= case.sms:
         raise ArgumentError(f"comm_sms={comm_sms} leaves none of {case.sms} SMs to compute.\n  Pass a smaller number.")
@@ -87,6 +101,36 @@ def explain(
     if comm_sms is not None and name == "all_gather_matmul":
         ruled_out = f"comm_sms={comm_sms}"
     return "\n".join([*lines, f"  {_why(taken, known, ruled_out, config)}"])
+
+
+def _collective(
+    name: str, x: torch.Tensor | None, b: Any, dims: dict[str, int], group: Any, world_size: int | None, sms: int | None
+) -> str:
+    """The same of a collective, of which there is one way for each call."""
+    if not isinstance(x, torch.Tensor) or b is not None:
+        raise ArgumentError(f'pk.ops.explain needs one tensor for {name}.\n  One on "meta" will do.')
+    _one_of(group, world_size)
+    known = collectives.DIMENSIONS[name]
+    for dim in dims.keys() - set(known):
+        raise ArgumentError(f"`{dim}` is no dimension of {name}.\n  It has {', '.join(known) or 'none'}.")
+    at = {d: collectives.along(name, d, dims.get(d, 0), x) for d in known}
+    owner = None if world_size is not None else current(group)
+    if world_size is not None:
+        check_world_size(world_size)
+    world = owner.world_size if owner else world_size or 1
+    collectives.result_shape(name, x, at, world)
+    sms = sms or (owner.sms if owner else 0) or model.SMS
+    ranks = f"{world} rank" + "s" * (world > 1)
+    lines = [f"{name} of {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')} on {ranks}, {sms} SMs"]
+    if world == 1:
+        return "\n".join([*lines, "  a copy: there is no other rank"])
+    plan = collective_plans.made(Collective(name, x, tuple(at.items())), world, sms)
+    return "\n".join([*lines, *plan.words_of(name, x, sms)])
+
+
+def _one_of(group: Any, world_size: int | None) -> None:
+    if group is not None and world_size is not None:
+        raise ArgumentError("`group` and `world_size` both say how many ranks there are.\n  Leave one of them away.")
 
 
 def _which(

@@ -96,6 +96,11 @@ def tiles(operator: str) -> tuple[str, ...]:
     return tuple(n for n in TILES if operator == "all_gather_matmul" or not crowded(CONFIGS[n]) or CONFIGS[n].swap)
 
 
+def crammed(operator: str, tile: Config, scaled: bool, out_bits: int) -> bool:
+    """Whether the epilogue of a sum finds no registers beside 192 of the accumulator: it is right, and spills."""
+    return operator != "all_gather_matmul" and crowded(tile) and (scaled or out_bits > 16)
+
+
 def choose_tile(request: Request, comm_sms: int) -> Config:
     """The tile with the lowest estimate on the SMs that compute."""
     p = request.computed
@@ -103,7 +108,9 @@ def choose_tile(request: Request, comm_sms: int) -> Config:
     swapped = few_tiles(request.operator, request.world, p)
     if swapped:
         return min(swapped, key=lambda c: model.microseconds(c, p))
+    scaled = request.scale_a is not None or request.scale_b is not None
     candidates = [CONFIGS[name] for name in tiles(request.operator)]
+    candidates = [c for c in candidates if not crammed(request.operator, c, scaled, p.out_bits)]
     fitting = [c for c in candidates if c.result_tile[0] < 2 * max(p.m // request.world, 64)] or candidates[-1:]
     return min(fitting, key=lambda c: model.microseconds(c, p))
 

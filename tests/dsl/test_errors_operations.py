@@ -136,6 +136,17 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
     "coordinate_of_floats": (errors.WrongOperand, fill("pk.load_async(s.a, a, (0.5, 0))")),
     "parallel_without_rank": (errors.WrongOperand, fill("pk.load_async(s.a, c, (0, 0))")),
     "transposed_copy": (errors.WrongOperand, fill("pk.load_async(s.a.T, a, (0, 0))")),
+    "load_of_one_dimension": (errors.WrongOperand, """
+        v = pk.pipeline(1, t=pk.shared((64,), a.dtype))
+        for m in pk.tasks(4):
+            with pk.loader():
+                with v.fill() as s:
+                    pk.load_async(s.t, a, (m, 0))
+            with pk.consumer(1):
+                with v.drain() as s:
+                    r = pk.load(s.t)
+    """),
+    "other_of_a_stage": (errors.WrongOperand, compute("x = pk.load(s.a, other=1)")),
     "tile_of_no_stage": (errors.WrongOperand, fill("pk.load_async(a, a, (0, 0))")),
     "accumulator_without_name": (errors.WrongOperand, compute("pk.mma(pk.zeros((128, 128)), s.a, s.b)")),
     "arithmetic_on_shared": (errors.WrongOperand, compute("x = acc + s.a")),

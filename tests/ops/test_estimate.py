@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,17 @@ def test_communicator_warps_are_taken_where_they_save_a_wave() -> None:
     a, b = torch.empty(4096, 8192, dtype=torch.bfloat16, device="meta"), torch.empty(8192, 2048, device="meta")
     shown = pk.ops.explain(AG, a, b.bfloat16(), world_size=2, comm_sms=0, config="c128x256")
     assert "-> c128x256, communicator warps" in shown
+
+
+def test_tiles_whose_sums_would_spill_are_no_candidates() -> None:
+    facts = choose.Facts("a GPU", 132, "", "", {})
+    plain = Case(RS, 2, 16384, 4096, 4096)
+    for case, there in ((plain, True), (replace(plain, scaled=True), False), (replace(plain, out_bits=32), False)):
+        names = [c.choice.tile.name for c in choose.candidates(case, facts) if c.choice.tile is not None]
+        assert ("p128x192.t" in names) == there
+        assert "c128x256" in names
+    gathered = choose.candidates(replace(plain, operator=AG, scaled=True), facts)
+    assert "p128x192.t" in [c.choice.tile.name for c in gathered if c.choice.tile is not None]
 
 
 MEASURED_FUSED = [  # two H200s, microseconds: operator, m, n, k of a rank's product, communicating SMs, pk
