@@ -147,6 +147,8 @@ CASES: dict[str, tuple[type[errors.PkError], str]] = {
                     r = pk.load(s.t)
     """),
     "other_of_a_stage": (errors.WrongOperand, compute("x = pk.load(s.a, other=1)")),
+    "transpose_of_registers": (errors.UnknownName, compute("x = pk.load(s.a).T")),
+    "transpose_of_a_stage": (errors.UnknownName, compute("x = pk.load(s.T)")),
     "tile_of_no_stage": (errors.WrongOperand, fill("pk.load_async(a, a, (0, 0))")),
     "accumulator_without_name": (errors.WrongOperand, compute("pk.mma(pk.zeros((128, 128)), s.a, s.b)")),
     "arithmetic_on_shared": (errors.WrongOperand, compute("x = acc + s.a")),
