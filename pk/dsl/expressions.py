@@ -346,7 +346,7 @@ class Expressions(Scope):
             f"It has {', '.join(known)}." if 0 < len(known) < 12 else "Check the name."
         )
         if name == "T":
-            hint = "Shared tiles with two dimensions have one: pk.load(s.t.T), pk.store(s.t.T, r), pk.mma(acc, a, s.t.T)."
+            hint = "Shared tiles of two dimensions have one: pk.load(s.t.T), pk.store(s.t.T, r), pk.mma(acc, a, s.t.T)."
         raise errors.UnknownName(f"{what} has no `{name}`", self.span(node), hint)
 
     def _tensor_attribute(self, base: TensorValue | CopyValue | ChosenValue, name: str, node: ast.Attribute) -> Any:
