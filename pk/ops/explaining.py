@@ -57,17 +57,11 @@ def explain(
     """
     called = operator if isinstance(operator, str) else getattr(operator, "__name__", "")
     if called.removeprefix("pk.ops.") in collectives.DIMENSIONS:
-        options = {"bias": bias, "activation": activation, "out_dtype": out_dtype, "scale_a": scale_a}
-        options |= {"scale_b": scale_b, "comm_sms": comm_sms, "config": config, "deterministic": deterministic or None}
-        for option, value in options.items():
-            if value is not None:
-                raise ArgumentError(f"{option}={short(value)}: {called} has no such option.\n  Leave it away.")
+        _none_of(called, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b,
+                 comm_sms=comm_sms, config=config, deterministic=deterministic or None)  # fmt: skip
         return _collective(called.removeprefix("pk.ops."), a, b, dims, group, world_size, sms)
-    if dims:
-        raise ArgumentError(
-            f"`{next(iter(dims))}` is no option of pk.ops.explain here.\n  Collectives have dimensions."
-        )
     name, a, b = _which(operator, a, b)
+    _none_of(name, **dims)
     whole("count", count, what="rows")
     given = {"deterministic": deterministic, "comm_sms": comm_sms, "config": config, "sms": sms}
     check(name, activation=activation, out_dtype=out_dtype, **given)
@@ -126,6 +120,12 @@ def _collective(
         return "\n".join([*lines, "  a copy: there is no other rank"])
     plan = collective_plans.made(Collective(name, x, tuple(at.items())), world, sms)
     return "\n".join([*lines, *plan.words_of(name, x, sms)])
+
+
+def _none_of(operator: str, **given: Any) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise ArgumentError(f"{option}={short(value)}: {operator} has no such option.\n  Leave it away.")
 
 
 def _one_of(group: Any, world_size: int | None) -> None:

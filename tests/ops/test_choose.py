@@ -416,7 +416,7 @@ def test_tune_follows_autocast_and_gradients(offered: Path, monkeypatch: pytest.
 def test_explain_refuses() -> None:
     a, b = operands(0)
     with pytest.raises(errors.ArgumentError, match="is no operator"):
-        pk.ops.explain("all_gather", a, b)
+        pk.ops.explain("all_gather_gemm", a, b)
     with pytest.raises(errors.ArgumentError, match='"meta" will do'):
         pk.ops.explain(AG, a)
     with pytest.raises(errors.ArgumentError, match="3 ranks cannot share equally"):

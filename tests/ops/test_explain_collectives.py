@@ -62,7 +62,7 @@ def _on_a_group(rank: int) -> str:
         ({"operator": "all_reduce", "activation": "silu"}, "activation='silu': all_reduce has no such option"),
         ({"operator": "all_gather", "b": X}, "needs one tensor for all_gather"),
         ({"operator": "all_gather", "a": None}, "needs one tensor for all_gather"),
-        ({"operator": "matmul", "b": X, "dim": 1}, "`dim` is no option"),
+        ({"operator": "matmul", "b": X, "dim": 1}, "dim=1: matmul has no such option"),
         ({"operator": "all_gather", "world_size": 0}, "a group of 0 ranks"),
     ],
     ids=str,
