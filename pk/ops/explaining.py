@@ -55,6 +55,7 @@ def explain(
     it goes into ordinary memory.  Raises :class:`pk.errors.ArgumentError` as the operator would, and for options that
     the operator does not have.
     """
+    whole("count", count, what="rows")
     called = operator if isinstance(operator, str) else getattr(operator, "__name__", "")
     if called.removeprefix("pk.ops.") in collectives.DIMENSIONS:
         _none_of(called, bias=bias, activation=activation, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b,
@@ -62,7 +63,6 @@ def explain(
         return _collective(called.removeprefix("pk.ops."), a, b, dims, group, world_size, sms)
     name, a, b = _which(operator, a, b)
     _none_of(name, **dims)
-    whole("count", count, what="rows")
     given = {"deterministic": deterministic, "comm_sms": comm_sms, "config": config, "sms": sms}
     check(name, activation=activation, out_dtype=out_dtype, **given)
     vectors = {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
@@ -104,6 +104,7 @@ def _collective(
     if not isinstance(x, torch.Tensor) or b is not None:
         raise ArgumentError(f'pk.ops.explain needs one tensor for {name}.\n  One on "meta" will do.')
     _one_of(group, world_size)
+    whole("sms", sms)
     known = collectives.DIMENSIONS[name]
     for dim in dims.keys() - set(known):
         raise ArgumentError(f"`{dim}` is no dimension of {name}.\n  It has {', '.join(known) or 'none'}.")
