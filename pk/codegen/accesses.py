@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pk.codegen.plan import MOVES, windows
+from pk.codegen.plan import MOVES
+from pk.codegen.sites import windows
 from pk.ir import nodes as ir
 from pk.ir import split
 

@@ -15,18 +15,20 @@ class Facts:
     natural: frozenset[str]  # never negative
     own: frozenset[str]  # always this rank's number
     world: frozenset[str]  # always the number of ranks, so at least 1
+    work_space: frozenset[str] = frozenset()  # names of scratch
 
     @classmethod
-    def of(cls, block: ir.Block) -> Facts:
+    def of(cls, block: ir.Block, work_space: frozenset[str] = frozenset()) -> Facts:
         """The facts of ``block``, a role's slice with the kernel's prologue in front."""
         found = _definitions(block)
         everything = frozenset(found)
-        facts = cls(everything, everything, everything)
+        facts = cls(everything, everything, everything, work_space)
         while True:  # the largest set that justifies itself: it shrinks, so this ends
             smaller = cls(
                 frozenset(n for n in facts.natural if all(map(facts.is_natural, found[n]))),
                 frozenset(n for n in facts.own if all(map(facts.is_own_rank, found[n]))),
                 frozenset(n for n in facts.world if all(map(facts.is_world, found[n]))),
+                work_space,
             )
             if smaller == facts:
                 return facts

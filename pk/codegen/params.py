@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from pk.artifact import MAX_RANKS, Field, FieldKind, TensorMap
 from pk.codegen.names import Names
-from pk.codegen.plan import MapPlan, Plan, windows
+from pk.codegen.plan import MapPlan, Plan
+from pk.codegen.sites import windows
 from pk.ir import nodes as ir
 from pk.ir import split
 from pk.ir.split import counters_of

@@ -323,7 +323,7 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
     mine = split.slice_role((*kernel.prologue, *body), "loader" if kind == "team" else kind)
     if kind in ("communicator", "team"):
         mine = communicator.with_copies(kernel, mine)
-    facts = Facts.of(mine)
+    facts = Facts.of(mine, frozenset(s.name for s in kernel.scratch))
     remote = any(remote_access(s, facts) for s in split.statements(mine))
     shared = cluster.shared_loads(mine) if kind == "loader" else ()
     found = (s for s in split.statements(body) if isinstance(s, ir.Role) and s.kind == "consumer")
@@ -419,16 +419,6 @@ def _addressed(roles: list[RolePlan]) -> tuple[tuple[str, bool], ...]:
     for r, at in direct(roles):
         found[at.tensor] = found.get(at.tensor, False) or r.facts.is_remote(at)
     return tuple(found.items())
-
-
-def windows(s: ir.Statement) -> Iterator[tuple[ir.Memory, bool]]:
-    """Every window of a tensor that a statement itself touches, and whether it writes there."""
-    for e in split.walk(split.expressions(s)):
-        if isinstance(e, ir.Memory):
-            written_to = [s.operands[i] for i in TABLE[s.op].writes] if isinstance(s, ir.Do) else []
-            targets = list(split.walk(written_to))
-            written = any(o is e for o in targets)
-            yield e, written
 
 
 def combined_in_network(s: ir.Statement, kernel: ir.Kernel) -> str | None:

@@ -75,7 +75,7 @@ def _adds_of(s: ir.Statement) -> Iterator[tuple[str, ir.Signal]]:
 
 
 def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
-    """(op, what) of each wait that a statement itself may do; a remote access waits for the ranks to have begun."""
+    """(op, what) of each wait that a statement itself may do; some accesses wait for the ranks to have begun."""
     if isinstance(s, ir.Stage):
         yield s.mode, s.pipeline
     elif isinstance(s, ir.Assert):
@@ -86,9 +86,9 @@ def waits_of(s: ir.Statement, facts: Facts) -> Iterator[tuple[str, str]]:
         first = s.operands[0] if s.operands else None
         if isinstance(first, ir.Signal):
             yield s.op, first.signals
-        elif touched := remote_windows(s, facts):
+        elif touched := gated_windows(s, facts):
             yield spelled(s.op), touched[0].tensor
-    elif touched := remote_windows(s, facts):
+    elif touched := gated_windows(s, facts):
         yield "load", touched[0].tensor
 
 
@@ -103,4 +103,21 @@ def remote_access(s: ir.Statement, facts: Facts) -> bool:
 
 def remote_windows(s: ir.Statement, facts: Facts) -> list[ir.Memory]:
     """Other ranks' memory that a statement itself touches."""
-    return [o for o in split.walk(split.expressions(s)) if isinstance(o, ir.Memory) and facts.is_remote(o)]
+    return [at for at, _ in windows(s) if facts.is_remote(at)]
+
+
+def gated_windows(s: ir.Statement, facts: Facts) -> list[ir.Memory]:
+    """What a statement itself touches only when every rank has begun, and so has left the launch before.
+
+    Other ranks' memory, which they may still prepare; and scratch that it writes, which they may still read.
+    """
+    return [at for at, written in windows(s) if facts.is_remote(at) or (written and at.tensor in facts.work_space)]
+
+
+def windows(s: ir.Statement) -> Iterator[tuple[ir.Memory, bool]]:
+    """Every window of a tensor that a statement itself touches, and whether it writes there."""
+    for e in split.walk(split.expressions(s)):
+        if isinstance(e, ir.Memory):
+            written_to = [s.operands[i] for i in TABLE[s.op].writes] if isinstance(s, ir.Do) else []
+            written = any(o is e for o in split.walk(written_to))
+            yield e, written

@@ -24,7 +24,7 @@ from pk.codegen.params import Params
 from pk.codegen.plan import MOVES, ClassPlan, Plan, RolePlan
 from pk.codegen.preamble import Preamble
 from pk.codegen.registers import Registers
-from pk.codegen.sites import remote_windows, waits_of
+from pk.codegen.sites import gated_windows, waits_of
 from pk.ir import nodes as ir
 from pk.ir import split, vectors
 from pk.ir.types import Scalar, Tile, Type
@@ -151,8 +151,8 @@ class Statements:
         self._say("bounds", index=index, bound=bound, guard=guard, range=span, at=self._at(s))
 
     def _meet(self, s: ir.Statement) -> None:
-        """Before ``s`` touches another rank's memory: every rank has begun.  (Signals see to it themselves.)"""
-        if not self._path.entered and remote_windows(s, self._role.facts):
+        """Before ``s`` touches what peers touch: every rank has begun.  (Signals see to it themselves.)"""
+        if not self._path.entered and gated_windows(s, self._role.facts):
             self._lines.source(s.span)
             self._say("enter", at=self._at(s))
             self._path.entered = True

@@ -16,7 +16,8 @@ from pk.sim.written import Written
 
 if TYPE_CHECKING:
     from pk.ir import nodes as ir
-    from pk.sim.machine import Begin, Launch, Operation, Role
+    from pk.sim.begin import Begin
+    from pk.sim.machine import Launch, Operation, Role
     from pk.sim.memory import Access
     from pk.sim.parts import Counter, Site, Stage, Window
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pk import errors
 from pk.ir.types import DType
+from pk.sim.begin import Begin
 from pk.sim.memory import Buffer, Kind, Memory, Who
 from pk.sim.parts import (
     Counter,
@@ -152,6 +153,14 @@ class Role:
         if not self.entered:
             yield self.launch.entries[self.rank], self.world, site
             self.entered = True
+
+    def reach(self, site: Site, window: Window, written: bool = False) -> Program:
+        """Before an access to a window: ``enter``, if peers may touch that memory too.
+
+        A peer that is late may still read the scratch of this rank in the launch before.
+        """
+        if window.ranks != (self.rank,) or (written and window.tensor in self.launch.work_space):
+            yield from self.enter(site)
 
     def peer(self, site: Site, rank: int) -> int:
         """``rank``, checked."""
@@ -343,30 +352,6 @@ class Arrival(Operation):
         launch.let_go(self.releases)
 
 
-class Begin:
-    """A rank whose stream has not reached the launch yet; then its entry word to one peer."""
-
-    __slots__ = ("block", "ident", "kind", "launch", "rank", "target")
-
-    def __init__(self, launch: Launch, rank: int, target: int | None = None) -> None:
-        self.launch, self.rank, self.block, self.target = launch, rank, 0, target
-        self.kind = "signal"
-        self.ident = launch.new_ident()
-
-    def step(self) -> None:
-        """Begin: release the rank's roles, and tell every rank (oneself too)."""
-        launch = self.launch
-        if self.target is not None:
-            launch.add(launch.entries[self.target], 1, self)
-            return
-        launch.begun[self.rank] = True
-        if launch.checker is not None:
-            launch.checker.rank_begin(launch, self.rank)
-        launch.start_roles(self.rank)
-        for peer in range(launch.world):
-            launch.schedule.add(Begin(launch, self.rank, peer))
-
-
 # --------------------------------------------------------------------------------------------------- launch
 class Launch:
     """One launch of one kernel on all ranks: counters that start at zero, buffers, roles, and what is in flight."""
@@ -396,6 +381,7 @@ class Launch:
         self.waits = self.in_flight = self.max_in_flight = self.messages = 0
         self.operations = {"load": 0, "land": 0, "signal": 0}
         self.buffers = buffers
+        self.work_space: frozenset[str] = frozenset()  # names of scratch
         self._counters: list[dict[CounterRef, Counter]] = [{} for _ in range(self.world)]
         self._idents = 0
 

@@ -30,8 +30,7 @@ def load_async(role: Role, site: Site, tile: SharedTile, source: Window) -> Prog
 
     Memory is read at some moment between here and the publication of the stage.
     """
-    if source.ranks[0] != role.rank:
-        yield from role.enter(site)
+    yield from role.reach(site, source)
     role.launch.issue(Load(role, site, tile, source))
 
 
@@ -41,15 +40,13 @@ def store_async(role: Role, site: Site, target: Window, tile: SharedTile) -> Pro
     The stage is read later and stays held until then; the data lands later still, in no order, at the latest before a
     later signal of this role arrives or the launch ends.
     """
-    if target.ranks != (role.rank,):
-        yield from role.enter(site)
+    yield from role.reach(site, target, written=True)
     role.store(site, target, tile, add=False)
 
 
 def store_add_async(role: Role, site: Site, target: Window, tile: SharedTile) -> Program:
     """``target += tile``, as ``store_async``; each sum is rounded to the tensor's dtype when it lands."""
-    if target.ranks != (role.rank,):
-        yield from role.enter(site)
+    yield from role.reach(site, target, written=True)
     role.store(site, target, tile, add=True)
 
 

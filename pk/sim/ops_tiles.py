@@ -187,8 +187,7 @@ def load_scalar(role: Role, site: Site, source: Window) -> Loading:
 def _source(role: Role, site: Site, source: Window, shape: tuple[int, ...], other: int | float) -> Loading:
     if role.launch.checker is not None:
         role.launch.checker.loading(role, site, source, shape, other)
-    if source.ranks[0] != role.rank:
-        yield from role.enter(site)
+    yield from role.reach(site, source)
     see(role, source.tensor)
     return role.launch.buffer(source.ranks[0], source.tensor)
 
@@ -206,8 +205,7 @@ def store_scalar(role: Role, site: Site, target: Window, value: int | float) -> 
 
 
 def _store(role: Role, site: Site, target: Window, values: Array) -> Loading:
-    if target.ranks != (role.rank,):
-        yield from role.enter(site)
+    yield from role.reach(site, target, written=True)
     see(role, target.tensor)  # stores of one role to one place land in order
     dtype = role.launch.buffer(role.rank, target.tensor).dtype
     put(role, site, target, encode(values, dtype), values.shape)

@@ -50,9 +50,10 @@ def _valid(role: Role, site: Site, lanes: Lanes, count: int, extents: tuple[int,
     return windows
 
 
-def _meet(role: Role, site: Site, windows: list[Window | None]) -> Program:
-    if any(w is not None and w.ranks[0] != role.rank for w in windows):
-        yield from role.enter(site)
+def _meet(role: Role, site: Site, windows: list[Window | None], written: bool = False) -> Program:
+    for w in windows:
+        if w is not None:
+            yield from role.reach(site, w, written)
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -138,7 +139,7 @@ def scatter_async(role: Role, site: Site, target: Lanes, tile: SharedTile) -> Pr
     """The row of ``target``'s element i := row i of the tile; what lies outside (a negative index) is dropped."""
     rows, cols = tile.buffer.array.shape
     windows = _valid(role, site, target, rows, (1, cols))
-    yield from _meet(role, site, windows)
+    yield from _meet(role, site, windows, written=True)
     store = Scatter(role, site, windows, tile)
     role.open_stores[store.ident] = store
     role.launch.issue(store)
@@ -164,7 +165,7 @@ def store_elements(role: Role, site: Site, target: Lanes, value: Any) -> Program
     """The element of ``target`` at each index := ``value``, in no order; outside the tensor dropped."""
     count = target.extent(value)
     windows = _valid(role, site, target, count, (1,) * len(target.coord))
-    yield from _meet(role, site, windows)
+    yield from _meet(role, site, windows, written=True)
     see(role, target.tensor)  # stores of one role to one place land in order
     for w, v in zip(windows, np.broadcast_to(value, (count,)), strict=True):
         if w is not None:

@@ -15,10 +15,11 @@ import numpy as np
 
 from pk.ir import nodes as ir
 from pk.ir.split import expressions, statements, walk
+from pk.sim.begin import Begin
 from pk.sim.clocks import BULK, DIRECT, Actor, History, Known, Thread, grown, join, waited
 from pk.sim.direct import DirectStore
 from pk.sim.findings import Finding, Place
-from pk.sim.machine import Arrival, Begin, Landing, Load, Operation, Role, Store
+from pk.sim.machine import Arrival, Landing, Load, Operation, Role, Store
 from pk.sim.ops_vectors import Gather, Settled
 from pk.sim.parts import Counter, Site, Stage
 from pk.sim.shadow import Record, Shadow

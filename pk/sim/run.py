@@ -109,6 +109,7 @@ def simulate(
     schedule = make(seed, world, sms)
     launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes, multicast)
     launch.turns = env.SIM_STEPS.get()
+    launch.work_space = frozenset(scratch_shapes)
     programs = _populate(kernel, launch, _blocks(kernel, sms, values[0]))
     launch.room = make_room(launch, resident, order, sms)
     if checker is not None:

@@ -90,6 +90,10 @@ class Operands:
         for rank in where.ranks:
             self.made.touch(self.actor, self.made.length(self.actor), kind, rank, where.tensor, where.window, span)
 
+    def reach(self, where: Where, span: ir.Span, written: bool = False) -> None:
+        """Before an access to a window: ``enter``, if peers may touch that memory too."""
+        self.enter(() if written and where.tensor in self.made.work_space else where.ranks, span)
+
     def enter(self, ranks: tuple[int, ...], span: ir.Span) -> None:
         """Before the first access to a peer: every rank must be known to have begun."""
         if not self.entered and ranks != (self.place.rank,):
@@ -142,7 +146,7 @@ class Operands:
             shape = e.type.shape if isinstance(e.type, Tile) and e.op == "load_global" else ()
             self.effects(e.operands[1:])
             source = self.memory(e.operands[0], shape, e.span)
-            self.enter(source.ranks, e.span)
+            self.reach(source, e.span)
             self.see(source.tensor, e.span)
             self.touch("read", source, e.span)
             return UNKNOWN
@@ -276,7 +280,7 @@ def _load(role: Operands, s: ir.Do) -> None:
     tile, source = s.operands
     assert isinstance(tile, ir.Shared)
     where = role.memory(source, tile.type.shape, s.span)
-    role.enter(where.ranks, s.span)
+    role.reach(where, s.span)
     text = f"the load of {where.tensor} into {tile.name} takes effect"
     draft = Draft(f"{text}{_line(s.span)}", role.note("load", text, s.span), [role.issued()], {role.part(tile): 1})
     actor = role.made.operation(f"load of {role.name}", [draft])
@@ -288,7 +292,7 @@ def _store(role: Operands, s: ir.Do) -> None:
     target, tile = s.operands
     assert isinstance(tile, ir.Shared)
     where = role.memory(target, tile.type.shape, s.span)
-    role.enter(where.ranks, s.span)
+    role.reach(where, s.span, written=True)
     text = f"the store to {where.tensor} reads {tile.name}"
     read = Draft(f"{text}{_line(s.span)}", role.note("read", text, s.span), [role.issued()], {role.part(tile): 1})
     store = role.made.operation(f"store of {role.name}", [read])
@@ -318,7 +322,7 @@ def _put(role: Operands, s: ir.Do) -> None:
             return
         shape = (rows, *kind.shape[1:])
     where = role.memory(s.operands[0], shape, s.span)
-    role.enter(where.ranks, s.span)
+    role.reach(where, s.span, written=True)
     role.put(where, s)
 
 

@@ -90,6 +90,7 @@ class Skeleton:
         self.signals = {s.name: tuple(int(evaluate(e, first)) for e in s.shape) for s in kernel.signals}
         scratch = {s.name: tuple(int(evaluate(e, first)) for e in s.shape) for s in kernel.scratch}
         self.dims = [{**mine, **scratch} for mine in shapes]
+        self.work_space = frozenset(scratch)
         self.touches: list[Touch] = []
         self._drafts: list[tuple[Actor, Draft]] = []
         self._lengths: dict[int, int] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ import pk
 import pk.ops
 from pk.checking import checking
 from pk.ops import kernels
+from pk.sim import simulate
+from pk.sim.checker import Checker
+from pk.simulate import substituted
 from tests.ops.random_problems import FP8, PARALLEL, Problem, call, check
 
 SAMPLE = 1  # schedules in the suite
@@ -86,6 +90,28 @@ def test_operators(name: str, request: pytest.FixtureRequest) -> None:
     ranks = {"matmul": p.world}  # each launches its own
     assert [made.kernel for made in checks.done] == [name for name in launched for _ in range(ranks.get(name, 1))]
     assert checks.teams == {p.world}
+
+
+@pytest.mark.parametrize(
+    "name", [f"{RS}-pingpong", f"{RS}-scaled", f"{RS}-few", f"{AG}-few", f"{AR}-turned", "gather-again"]
+)
+def test_launch_after_launch(name: str) -> None:
+    """A rank may be in its next launch while a peer is still in the last one: work space is used again, and right."""
+    p, _ = PROBLEMS[name]
+    checker = Checker()
+
+    def by(program: Any, args: list[Any], sms: int, multicast: bool) -> None:
+        simulate(program.ir, args, sms, multicast=multicast, checker=checker if len(args) > 1 else None)
+
+    with substituted(by, everywhere=True):
+        pk.spawn(twice, p.world, "sim", (p,))
+    assert not [str(f) for f in checker.findings if f.kind == "race"]
+
+
+def twice(rank: int, p: Problem) -> None:
+    """The call, and again."""
+    call(rank, p)
+    call(rank, p)
 
 
 def test_a_kernel_of_no_operator(request: pytest.FixtureRequest) -> None:

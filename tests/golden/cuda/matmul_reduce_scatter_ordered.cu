@@ -26,18 +26,19 @@ struct config {
 
 // Places that may wait, numbered as in the table of the host (Source.sites).
 enum site : int {
-    SITE_INPUTS_FILL = 0,      // loader: with inputs.fill() as s:
-    SITE_INPUTS_DRAIN = 1,     // consumer: with inputs.drain() as s:
-    SITE_PARTS_DRAIN = 2,      // consumer: with parts.drain() as s:
-    SITE_OUTPUT_FILL = 3,      // consumer: with output.fill() as s:
-    SITE_ARRIVED_WAIT = 4,     // storer: pk.wait(arrived, (m, n), W - 1)
-    SITE_PARTS_FILL = 5,       // storer: with parts.fill() as s:
-    SITE_PART_LOAD_ASYNC = 6,  // storer: pk.load_async(s.c, part[r], at)
-    SITE_OUTPUT_DRAIN = 7,     // storer: with output.drain() as s:
-    SITE_OUTPUT_DRAIN_2 = 8,   // storer: with output.drain() as s:
-    SITE_ARRIVED_SIGNAL = 9,   // storer: pk.signal(arrived, (m, n), owner)
-    SITE_ENTRY = 10,           // launch: every rank has begun
-    SITE_EXIT = 11,            // launch: every rank has finished
+    SITE_INPUTS_FILL = 0,       // loader: with inputs.fill() as s:
+    SITE_INPUTS_DRAIN = 1,      // consumer: with inputs.drain() as s:
+    SITE_PARTS_DRAIN = 2,       // consumer: with parts.drain() as s:
+    SITE_OUTPUT_FILL = 3,       // consumer: with output.fill() as s:
+    SITE_ARRIVED_WAIT = 4,      // storer: pk.wait(arrived, (m, n), W - 1)
+    SITE_PARTS_FILL = 5,        // storer: with parts.fill() as s:
+    SITE_PART_LOAD_ASYNC = 6,   // storer: pk.load_async(s.c, part[r], at)
+    SITE_OUTPUT_DRAIN = 7,      // storer: with output.drain() as s:
+    SITE_OUTPUT_DRAIN_2 = 8,    // storer: with output.drain() as s:
+    SITE_PART_STORE_ASYNC = 9,  // storer: pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
+    SITE_ARRIVED_SIGNAL = 10,   // storer: pk.signal(arrived, (m, n), owner)
+    SITE_ENTRY = 11,            // launch: every rank has begun
+    SITE_EXIT = 12,             // launch: every rank has finished
 };
 
 // ---------------------------------------------------------------------------------------------- parameters
@@ -446,6 +447,7 @@ PK_DEVICE void storer(const params& p, shared_map& shared) {
                     shared.output_ring.wait_full(output_at, role, SITE_OUTPUT_DRAIN_2, deferred);
                     auto& s = shared.output[output_at.stage];
                     // pk.store_async(dst, s.c, piece_at(row, n, j, SHAPE))
+                    deferred.meet(role, SITE_PART_STORE_ASYNC);
                     if (role.issues()) store_async(p.part_maps[me_1], s.c, owner, m * 128, n * 256);
                     shared.output_ring.release_after_store(output_at);
                     deferred.committed(role);
