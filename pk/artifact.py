@@ -11,7 +11,9 @@ from typing import Literal
 
 MAX_RANKS = 8
 
-FieldKind = Literal["map", "maps", "multicast_map", "context", "pointer", "pointers", "multicast", "int", "float"]
+FieldKind = Literal[
+    "map", "maps", "multicast_map", "context", "pointer", "pointers", "sets", "multicast", "int", "float"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Field:
     context    see below       the launch context (``pk/include/pk/comm/context.cuh``, ``runtime/context.py``)
     pointer    8               address of tensor ``key``, this rank's own copy
     pointers   8 * MAX_RANKS   addresses of tensor ``key`` on every rank
+    sets       16 * MAX_RANKS  the same of scratch, in launches of even numbers, then of odd ones
     multicast  8               multicast address of all ranks' copies of tensor ``key``; key "": of the headers
     int        4               run-time value ``key``
     float      4               run-time value ``key``
@@ -93,4 +96,5 @@ class Source:
     signallers: tuple[Site, ...] = ()  # statements that add to counters, each with the array in ``what``
     only_written: tuple[str, ...] = ()  # outputs that no statement reads or adds to
     sanitize: int = 0  # PK_SANITIZE when it was made: checks bounds, and buffers are poisoned before each launch
+    early: bool = False  # reaches nothing of other ranks but counters, and scratch that fields of kind ``sets`` address
     trace: bool = False  # made for pk.trace: roles note when they come to a wait, and how long they wait

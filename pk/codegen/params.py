@@ -28,6 +28,7 @@ SIZES: dict[FieldKind, int] = {
     "context": CONTEXT_BYTES,
     "pointer": 8,
     "pointers": 8 * MAX_RANKS,
+    "sets": 16 * MAX_RANKS,
     "multicast": 8,
     "int": 4,
     "float": 4,
@@ -53,9 +54,12 @@ class Params:
                     if f.map == tensor_map and (f.kind == "multicast_map") == m.multicast)  # fmt: skip
 
     def address(self, tensor: str) -> str:
-        """What names ``tensor``'s address: a member of kind ``pointers`` (an array, by rank) or ``pointer``."""
-        return next(f.name for f in sorted(self.fields, key=lambda f: f.kind != "pointers")
-                    if f.key == tensor and f.kind in ("pointers", "pointer"))  # fmt: skip
+        """What names ``tensor``'s address: a member of kind ``pointers`` (an array, by rank) or ``pointer``, or the set
+        of this launch in one of kind ``sets``.
+        """
+        found = next(f for f in sorted(self.fields, key=lambda f: f.kind == "pointer")
+                     if f.key == tensor and f.kind in ("sets", "pointers", "pointer"))  # fmt: skip
+        return f"{found.name}[shared.launch.gen % 2]" if found.kind == "sets" else found.name
 
     def multicast(self, tensor: str) -> str:
         """The member with the multicast address of ``tensor``; "": of the headers."""
@@ -103,7 +107,7 @@ def _members(plan: Plan) -> Iterator[tuple[str, FieldKind, str, TensorMap | None
     for t in dict.fromkeys((*poisoned(plan), *(t for t, everyone in plan.addressed if not everyone))):
         yield t, "pointer", t, None
     for t in (t for t, everyone in plan.addressed if everyone):
-        yield f"{t}_peers", "pointers", t, None
+        yield f"{t}_peers", "sets" if t in plan.alternating else "pointers", t, None
     for t in plan.multicast:
         yield f"{t or 'headers'}_multicast", "multicast", t, None
     for name, key in _unique((*_dims(plan), *_strides(plan), *_signals(kernel))):

@@ -18,6 +18,7 @@ from pk.errors import NotConstant
 from pk.ir import communicator, split
 from pk.ir import nodes as ir
 from pk.ir.budget import tile_bytes
+from pk.ir.early import early as is_early
 from pk.ir.layout import Layouts, exchange_slots
 from pk.ir.layout import groups as warpgroups
 from pk.ir.ops import TABLE
@@ -187,6 +188,12 @@ class Plan:
     multicast: tuple[str, ...] = ()  # tensors whose multicast address threads need; "" for the counters
     sanitize: int = 0  # PK_SANITIZE
     trace: bool = False  # notes for pk.trace
+    early: bool = False  # ranks need not see each other begin: see pk.ir.early
+
+    @property
+    def alternating(self) -> frozenset[str]:
+        """Scratch of which launches use two sets in turn."""
+        return scratch_of(self.kernel) if self.early else frozenset()
 
     @property
     def local(self) -> bool:
@@ -264,13 +271,14 @@ def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0, trace: b
     classes = tuple(_class(kernel, name, body, threads) for name, body in dict(kernel.classes).items())
     shared = max(c.tile_bytes + c.exchange_bytes for c in classes)
     roles = [r for c in classes for r in c.roles]
+    early = is_early(kernel) and not (multicast or sanitize)  # poisoned, or at a multicast address, there is one set
     return Plan(
         kernel=kernel,
         threads=threads,
         registers=budget.registers(kernel, threads, classes[0]),
         classes=classes,
         maps=_maps(roles, multicast),
-        addressed=_addressed(roles),
+        addressed=_addressed(roles, scratch_of(kernel) if early else frozenset()),
         dims=_dims(kernel, roles),
         shared_bytes=shared + RESERVED_SHARED,
         sites=sites_of(classes),
@@ -282,6 +290,7 @@ def plan(kernel: ir.Kernel, multicast: bool = False, sanitize: int = 0, trace: b
         multicast=_multicast(kernel, roles) if multicast else (),
         sanitize=sanitize,
         trace=trace,
+        early=early,
     )
 
 
@@ -323,7 +332,7 @@ def _role(kernel: ir.Kernel, name: str, kind: ir.RoleKind, body: ir.Block, group
     mine = split.slice_role((*kernel.prologue, *body), "loader" if kind == "team" else kind)
     if kind in ("communicator", "team"):
         mine = communicator.with_copies(kernel, mine)
-    facts = Facts.of(mine, frozenset(s.name for s in kernel.scratch))
+    facts = Facts.of(mine, scratch_of(kernel))
     remote = any(remote_access(s, facts) for s in split.statements(mine))
     shared = cluster.shared_loads(mine) if kind == "loader" else ()
     found = (s for s in split.statements(body) if isinstance(s, ir.Role) and s.kind == "consumer")
@@ -413,11 +422,16 @@ def direct(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Memory]]:
                     yield r, o
 
 
-def _addressed(roles: list[RolePlan]) -> tuple[tuple[str, bool], ...]:
-    """Tensors of ``direct`` windows, and whether every rank's copy is reached."""
+def scratch_of(kernel: ir.Kernel) -> frozenset[str]:
+    """The names of its scratch."""
+    return frozenset(s.name for s in kernel.scratch)
+
+
+def _addressed(roles: list[RolePlan], alternating: frozenset[str]) -> tuple[tuple[str, bool], ...]:
+    """Tensors of ``direct`` windows, and whether every rank's copy is reached, or those of two sets are told apart."""
     found: dict[str, bool] = {}
     for r, at in direct(roles):
-        found[at.tensor] = found.get(at.tensor, False) or r.facts.is_remote(at)
+        found[at.tensor] = found.get(at.tensor, at.tensor in alternating) or r.facts.is_remote(at)
     return tuple(found.items())
 
 

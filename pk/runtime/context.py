@@ -2,8 +2,8 @@
 
 The header and the counters are one symmetric segment (layout: ``pk/include/pk/comm/context.cuh``)::
 
-    0 entry[8] u64   128 exit[8] u64   256 abort u32   384 gen, used[2], done, record_slots u32   512 ctr[2][capacity]
-    s32 then 256 zero bytes, the address that empty tensors get
+    0 entry[8] u64   128 exit[8] u64   256 abort u32   384 gen, used[4], done, record_slots u32   512 ctr[4][capacity]
+    s32 then 256 zero bytes, the address that empty tensors get, then two sets of scratch for early launches
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ HEADER_BYTES = 512
 ABORT_OFFSET = 256
 GEN_OFFSET = 384
 PAD_BYTES = 256
+COUNTER_SETS = 4
+EXIT_WORDS, EARLY = 1, 2
+EARLY_BYTES = 4 << 20  # of scratch, from which on a launch waits until every rank has begun: it takes longer anyway
 CAPACITY = 65536  # counters of a set, at first
 CONTEXT_BYTES = 128
 _CONTEXT = struct.Struct("<8Q Q Q Q 7I 12x")
@@ -89,7 +92,7 @@ class Context:
         """Make the launch fit.  Collective; raises :class:`pk.errors.BackendError` during graph capture."""
         if counters > self.capacity:
             capacity = max(CAPACITY, 1 << (counters - 1).bit_length())
-            nbytes = HEADER_BYTES + 8 * capacity + PAD_BYTES
+            nbytes = _pad_offset(capacity) + PAD_BYTES + 2 * EARLY_BYTES
             segment = symm.heap(self.group).allocate(nbytes, f"room for {capacity} counters")
             if self.segment is not None:
                 self.outgrown.append(self.segment)
@@ -133,7 +136,15 @@ class Context:
     @property
     def pad(self) -> int:
         """Address of 256 zero bytes."""
-        return self._segment().base + HEADER_BYTES + 8 * self.capacity
+        return self._segment().base + _pad_offset(self.capacity)
+
+    def early_scratch(self, odd: bool) -> tuple[int, ...]:
+        """Where the scratch of an early launch begins on every rank, by whether its number is odd.
+
+        With the number, in the header: launches of another header, as in a graph, may use theirs in between.
+        """
+        at = _pad_offset(self.capacity) + PAD_BYTES + odd * EARLY_BYTES
+        return tuple(base + at for base in self._segment().reach.peers)
 
     # ------------------------------------------------------------------------------------------------- launches
     def number(self, source: Source, signals: Mapping[str, tuple[int, ...]], identity: str) -> int:
@@ -148,13 +159,13 @@ class Context:
                 watch.name(self, self.numbers[key], source.name)
             return self.numbers[key]
 
-    def pack(self, kernel: int, hash_: int, counters: int, exit_words: bool) -> bytes:
+    def pack(self, kernel: int, hash_: int, counters: int, meeting: int) -> bytes:
         """The context struct of one launch."""
         peers = self._segment().reach.peers
         return _CONTEXT.pack(
             *peers, *(0,) * (MAX_RANKS - len(peers)),
             self.device_page, int(env.TIMEOUT_S.get() * 1e9), int(env.ENTRY_TIMEOUT_S.get() * 1e9),
-            self.group.rank, self.group.world_size, hash_, kernel, counters, self.capacity, int(exit_words),
+            self.group.rank, self.group.world_size, hash_, kernel, counters, self.capacity, meeting,
         )  # fmt: skip
 
     def follow(self, stream: int) -> None:
@@ -323,6 +334,11 @@ class Context:
         self.forget()
         # Ends in a meeting: nobody launches before all are zero.
         group.attempt("pk.reset", lambda: self._zero(self._headers()))
+
+
+def _pad_offset(capacity: int) -> int:
+    """From the header to what lies behind its counters."""
+    return HEADER_BYTES + 4 * COUNTER_SETS * capacity
 
 
 def of(group: Group) -> Context:

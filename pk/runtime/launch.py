@@ -67,6 +67,16 @@ class Call:
         """How many counters the launch declares."""
         return sum(params.size(shape) for shape in self.signals.values())
 
+    @property
+    def early(self) -> bool:
+        """Whether its ranks need not see each other begin."""
+        return self.source.early and self.group.world_size > 1 and self.scratch_layout()[1] <= contexts.EARLY_BYTES
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Counters, and bytes of the arena of scratch, that it needs."""
+        return self.counters, 0 if self.early else self.scratch_layout()[1]
+
     def scratch_layout(self) -> tuple[dict[str, int], int]:
         """Offset of every scratch tensor in the arena, and the arena's size."""
         offsets, at = {}, 0
@@ -124,11 +134,10 @@ def prepare(call: Call) -> Packed:
     context = contexts.of(group)
     if not group.threaded:
         return _packed(call, context) or _pack_alone(call, context)
-    _, scratch = call.scratch_layout()
-    mine = (call.identity, context.fits(call.counters, scratch), group.turn.told())
+    mine = (call.identity, context.fits(*call.room), group.turn.told())
     fits = group.meet("preparing a launch", mine, _agree)
     if not fits:
-        context.grow(call.counters, scratch)
+        context.grow(*call.room)
     return _packed(call, context) or _pack(call, context)
 
 
@@ -186,9 +195,8 @@ def _pack_alone(call: Call, context: Context) -> Packed:
     if group.world_size > 1 and call.identity not in context.seen:
         _compare(group, call.identity)
         context.seen.add(call.identity)
-    _, scratch = call.scratch_layout()
-    if not context.fits(call.counters, scratch):
-        context.grow(call.counters, scratch)
+    if not context.fits(*call.room):
+        context.grow(*call.room)
     return _pack(call, context)
 
 
@@ -233,8 +241,7 @@ def _launch_together(call: Call) -> Packed:
         if _meet(request):
             assert request.ready is not None
             return request.ready
-        _, scratch = call.scratch_layout()
-        contexts.of(group).grow(call.counters, scratch)
+        contexts.of(group).grow(*call.room)
 
 
 class PackedTogether(Packed):
@@ -279,9 +286,8 @@ def _request(call: Call, context: Context | None) -> _Request:
     group = call.group
     try:
         stream = _rank_stream(group)
-        _, scratch = call.scratch_layout()
         ready = None
-        if context is not None and context.fits(call.counters, scratch):
+        if context is not None and context.fits(*call.room):
             ready = _packed(call, context) or _pack(call, context)
             ready.fill(call.values)
         return _Request(group, context, call.identity, ready, stream)
@@ -359,16 +365,16 @@ def _pack(call: Call, context: Context) -> Packed:
     views, places = _views(call, context)
     kernel = context.number(source, call.signals, call.identity)
     hash_ = zlib.crc32(f"{call.identity}; at {places}".encode())
-    struct_ = context.pack(kernel, hash_, call.counters, source.remote)
+    meeting = contexts.EXIT_WORDS * source.remote | contexts.EARLY * call.early
+    struct_ = context.pack(kernel, hash_, call.counters, meeting)
     values = params.Values(views, call.scalars, call.signals, struct_, context.pad)
     data = params.pack(source, values, group.driver.encode)
     with group.driver.on(group.gpu):
         per_sm = call.module.max_blocks_per_sm(source.threads, source.shared_bytes)
-    _, scratch = call.scratch_layout()
     packed = (PackedTogether if group.threaded else Packed)(
         context, source, call.module, call.identity, places, (_blocks(call, per_sm), source.threads,
-        source.shared_bytes), per_sm, (call.counters, scratch), data, tuple(call.scalars),
-        _poison(call, context, scratch),
+        source.shared_bytes), per_sm, call.room, data, tuple(call.scalars),
+        _poison(call, context, call.room[1]),
     )  # fmt: skip
     remember(context.cache, call.key(), packed)
     return packed
@@ -449,11 +455,19 @@ def _views(
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         views[name] = params.View(name, tensor.data_ptr(), shape, strides, _dtype(tensor.dtype), peers)
     offsets, _ = call.scratch_layout()
+    arenas = _arenas(call, context)
     for name, (shape, dtype) in call.scratch.items():
-        bases = context.scratch.reach.peers if context.scratch is not None else (context.pad,) * group.world_size
-        peers = tuple(base + offsets[name] for base in bases)
-        views[name] = params.View(name, peers[group.rank], tuple(shape), _contiguous(shape), _dtype(dtype), peers)
+        even, odd = (tuple(base + offsets[name] for base in bases) for bases in arenas)
+        views[name] = params.View(name, even[group.rank], tuple(shape), _contiguous(shape), _dtype(dtype), even, odd)
     return views, tuple(places)
+
+
+def _arenas(call: Call, context: Context) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Addresses of scratch on every rank in launches of even numbers, and in those of odd ones."""
+    if call.early:
+        return context.early_scratch(odd=False), context.early_scratch(odd=True)
+    arena = context.scratch.reach.peers if context.scratch is not None else (context.pad,) * call.group.world_size
+    return arena, arena
 
 
 def _elsewhere(call: Call, name: str, tensor: torch.Tensor) -> str:

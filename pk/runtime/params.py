@@ -27,6 +27,7 @@ class View:
     strides: tuple[int, ...]  # elements
     dtype: str  # torch's name, without "torch."
     peers: tuple[int, ...] = ()
+    odd: tuple[int, ...] = ()  # the same of scratch, in launches of odd numbers
 
     @property
     def empty(self) -> bool:
@@ -68,7 +69,7 @@ def size(shape: Sequence[int]) -> int:
 
 def remote(source: Source) -> tuple[str, ...]:
     """The tensors of which the kernel addresses every rank's copy, in the order of the struct."""
-    names = [_tensor(field) for field in source.fields if field.kind in ("maps", "pointers", "multicast_map")]
+    names = [_tensor(field) for field in source.fields if field.kind in ("maps", "pointers", "sets", "multicast_map")]
     return tuple(dict.fromkeys(names))
 
 
@@ -109,10 +110,16 @@ def _field(field: Field, values: Values, ints: Mapping[str, int | float], encode
     if field.kind == "pointer":
         return struct.pack("<Q", own)
     if field.kind == "pointers":
-        return struct.pack(f"<{len(everywhere)}Q", *everywhere).ljust(8 * MAX_RANKS, b"\0")
+        return _addresses(everywhere)
+    if field.kind == "sets":
+        return _addresses(everywhere) + _addresses(everywhere if view.empty else view.odd)
     if field.kind == "map":
         return _map(field, view, own, encode)
     return b"".join(_map(field, view, peer, encode) for peer in everywhere).ljust(MAP_BYTES * MAX_RANKS, b"\0")
+
+
+def _addresses(everywhere: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(everywhere)}Q", *everywhere).ljust(8 * MAX_RANKS, b"\0")
 
 
 def _tensor(field: Field) -> str:

@@ -103,7 +103,7 @@ class Role:
         self.first: Wait | None = None  # what it waits for before its program begins
         self.joins: Joined | None = None  # who waits for its end
         self.started = True  # False: its block has no room on the device yet
-        self.entered = launch.world == 1
+        self.entered = launch.world == 1 or launch.early
         self.open_stores: dict[int, Releasing] = {}
         self.open_signals: dict[int, Arrival] = {}
 
@@ -382,6 +382,7 @@ class Launch:
         self.operations = {"load": 0, "land": 0, "signal": 0}
         self.buffers = buffers
         self.work_space: frozenset[str] = frozenset()  # names of scratch
+        self.early = False  # ranks need not see each other begin: see pk.ir.early
         self._counters: list[dict[CounterRef, Counter]] = [{} for _ in range(self.world)]
         self._idents = 0
 
@@ -419,12 +420,12 @@ class Launch:
 
     def buffer(self, rank: int, name: str) -> Buffer:
         """Rank ``rank``'s copy of tensor or scratch ``name``."""
-        assert self.begun[rank], f"rank {rank} is touched before it has begun"
+        assert self.early or self.begun[rank], f"rank {rank} is touched before it has begun"
         return self.buffers[rank][name]
 
     def signal_counter(self, rank: int, ref: CounterRef) -> Counter:
         """Rank ``rank``'s counter."""
-        assert self.begun[rank], f"rank {rank} is signalled before it has begun"
+        assert self.early or self.begun[rank], f"rank {rank} is signalled before it has begun"
         counter = self._counters[rank].get(ref)
         if counter is None:
             counter = self._counters[rank][ref] = Counter(self.schedule, ref.signals, ref.index)

@@ -8,13 +8,14 @@ its role and done when its stage is handed on (a load, the read of a store) or w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pk.ir import nodes as ir
-from pk.ir.split import expressions, statements, walk
+from pk.ir.split import counters_of, expressions, statements, walk
 from pk.sim.begin import Begin
 from pk.sim.clocks import BULK, DIRECT, Actor, History, Known, Thread, grown, join, waited
 from pk.sim.direct import DirectStore
@@ -42,6 +43,7 @@ class Races:
         self._streams: list[Known] = []
         self._size = 0  # components so far
         self._scratch: dict[tuple[object, ...], Shadow] = {}  # lives from launch to launch
+        self._launches = 0  # that met
         self._seen: set[tuple[object, ...]] = set()
         self.seed: int | None = None
         self._forget()
@@ -74,7 +76,10 @@ class Races:
             self._threads[role.ident] = self._actors[role.ident] = thread
             first += Thread.components(role)
         self._remote = _touches_peers(kernel)
-        self._work_space = {s.name for s in kernel.scratch}
+        self._work_space = launch.work_space
+        self._meets = bool(self._work_space or counters_of(kernel)) or any(t.kind == "parallel" for t in kernel.tensors)
+        self._launches += self._meets
+        self._set = self._launches % 2 if launch.early else -1
 
     def launch_end(self, launch: Launch) -> None:
         """The streams go on: each when its rank's part has ended and, if there are any, exit words have come."""
@@ -84,6 +89,9 @@ class Races:
         for thread in self._threads.values():
             end = thread.release(tuple(thread.counts))
             np.maximum(ends[thread.role.rank], end, out=ends[thread.role.rank])
+        if self._meets:  # no launch ends before all ranks have begun it
+            begun = functools.reduce(join, self._streams)
+            ends = [join(end, begun) for end in ends]
         if self._remote if self._exit_words is None else self._exit_words:
             everything = ends[0]
             for end in ends[1:]:
@@ -207,7 +215,7 @@ class Races:
             key: tuple[object, ...] = (buffer.rank, buffer.block, buffer.name)
             known, begun = self._named, (-1, 0)
         elif buffer.name in self._work_space:
-            key, known, begun = (buffer.rank, buffer.name, array.shape), self._scratch, (-1, 0)
+            key, known, begun = (buffer.rank, buffer.name, array.shape, self._set), self._scratch, (-1, 0)
         else:
             key = (buffer.rank, array.__array_interface__["data"][0], array.shape, array.strides)
             known, begun = self._named, (buffer.rank, int(self._streams[buffer.rank][buffer.rank]))

@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 from pk import env, errors
 from pk.ir import nodes as ir
+from pk.ir.early import early
 from pk.ir.index import evaluate
 from pk.ir.split import roles_of, statements
 from pk.ir.types import Scalar
@@ -109,7 +110,7 @@ def simulate(
     schedule = make(seed, world, sms)
     launch = machine.Launch(schedule, Memory(observer), buffers, scalars, signal_shapes, multicast)
     launch.turns = env.SIM_STEPS.get()
-    launch.work_space = frozenset(scratch_shapes)
+    launch.work_space, launch.early = frozenset(scratch_shapes), early(kernel) and not multicast
     programs = _populate(kernel, launch, _blocks(kernel, sms, values[0]))
     launch.room = make_room(launch, resident, order, sms)
     if checker is not None:

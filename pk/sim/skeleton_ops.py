@@ -41,7 +41,7 @@ class Operands:
         self.name = f"rank {place.rank}, block {place.block}, {kind}"
         self.actor = skeleton.actor(self.name)
         self.draft: Draft | None = None
-        self.entered = skeleton.world == 1
+        self.entered = skeleton.world == 1 or skeleton.early
         self.stores: dict[Key, int] = {}  # landings under way since the last signals, by the counter they land on
         self.interval = 0
         self.direct: dict[str, list[Guard]] = {}  # tensor -> this role's stores of threads that it has not met yet

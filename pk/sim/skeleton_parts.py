@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pk import errors
 from pk.ir import nodes as ir
+from pk.ir.early import early
 from pk.ir.index import evaluate
 from pk.ir.types import Scalar
 from pk.sim.memory import Kind
@@ -90,7 +91,7 @@ class Skeleton:
         self.signals = {s.name: tuple(int(evaluate(e, first)) for e in s.shape) for s in kernel.signals}
         scratch = {s.name: tuple(int(evaluate(e, first)) for e in s.shape) for s in kernel.scratch}
         self.dims = [{**mine, **scratch} for mine in shapes]
-        self.work_space = frozenset(scratch)
+        self.work_space, self.early = frozenset(scratch), early(kernel)
         self.touches: list[Touch] = []
         self._drafts: list[tuple[Actor, Draft]] = []
         self._lengths: dict[int, int] = {}

@@ -275,7 +275,7 @@ PK_DEVICE void signal_all_multicast(Role& role, header* multicast, const signal_
     const u32 since = role.log.comes(site, index);
     if (stores_complete(role)) {
         fence_proxy_alias();
-        s32* const set = multicast->counters + (role.launch.gen & 1) * role.ctx.capacity;
+        s32* const set = multicast->counters + counter_set(role.launch.gen) * role.ctx.capacity;
         multimem_red_release_sys(set + array.offset + index, value);
     }
     __syncwarp();

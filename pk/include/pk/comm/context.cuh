@@ -9,6 +9,11 @@ namespace pk {
 inline constexpr int max_ranks = 8;
 inline constexpr int record_slots = 16;
 
+/// Launches use sets of counters in turn.  Of the others, one may still be signalled by who is late, one is being
+/// cleared, and one is signalled already by who is ahead and early.
+inline constexpr u32 counter_sets = 4;
+PK_DEVICE u32 counter_set(u32 launch) { return launch % counter_sets; }
+
 /// Entry and exit words: {hash of the launch : 32, number of the launch + 1 : 32}.
 PK_DEVICE u64 launch_word(u32 hash, u32 number) { return static_cast<u64>(hash) << 32 | number; }
 
@@ -21,16 +26,22 @@ struct header {
     u32 abort;             // 0, or 1 + the rank that gave up first; anyone writes it
     u32 unused2[31];
     u32 gen;               // number of the current launch; this and the next words: this rank only
-    u32 used[2];           // counters that the last launch of each set declared
+    u32 used[4];           // counters that the last launch of each set declared
     u32 done;              // blocks that have finished
     u32 record_slots;      // records taken
-    u32 unused3[27];
-    s32 counters[1];       // [2][capacity]
+    u32 unused3[25];
+    s32 counters[1];       // [4][capacity]
 };
 static_assert(PK_OFFSETOF(header, exit) == 128);
 static_assert(PK_OFFSETOF(header, abort) == 256);
 static_assert(PK_OFFSETOF(header, gen) == 384);
 static_assert(PK_OFFSETOF(header, counters) == 512);
+
+/// How ranks meet in a launch.
+enum meeting : u32 {
+    EXIT_WORDS = 1,  // they wait for each other at the end
+    EARLY = 2,       // they reach only counters and scratch of each other, which alternate, and need not wait to begin
+};
 
 /// The launch as the host describes it; the same on all ranks but for `rank`, `records` and the mapped addresses.
 struct context {
@@ -44,7 +55,7 @@ struct context {
     u32 kernel_id;
     u32 counters;          // how many this launch declares
     u32 capacity;          // of one set, a multiple of 4
-    u32 exit_words;        // whether ranks wait for each other at the end
+    u32 meeting;           // sum of EXIT_WORDS, EARLY
     u32 trace_notes;       // room of one log; see trace.cuh
     u64 trace;             // where this launch's logs go, 0: nowhere
 
@@ -57,6 +68,8 @@ struct context {
     }
     /// This rank's header.
     PK_DEVICE header* own() const { return of(rank); }
+    /// Whether roles must see every rank begin before they touch what peers touch.
+    PK_DEVICE bool gated() const { return world > 1 && (meeting & EARLY) == 0; }
 };
 static_assert(sizeof(context) == 128);
 

@@ -153,7 +153,7 @@ PK_DEVICE bool wait_counters(const Role& role, const signal_array<DIMS>& array, 
             const s32 seen = waits ? ld_relaxed_sys(word) : needed;
             const u32 missing = __ballot_sync(0xffffffffu, seen < needed);
             if (missing == 0) break;
-            const u32 why = __shfl_sync(0xffffffffu, limit.exhausted(role.ctx, role.ctx.timeout_ns, REASON_COUNTER), 0);
+            const u32 why = __shfl_sync(0xffffffffu, limit.exhausted(role), 0);
             if (why != 0) {
                 if (lane_index() == __ffs(missing) - 1)
                     give_up(role, why, site, number, seen, needed, role.ctx.rank, 0, limit.t_begin, limit.t_end);

@@ -1,5 +1,5 @@
 #pragma once
-/// The two ends of a launch (two counter sets, entry words, last block out) and the order of its tasks.
+/// The two ends of a launch (counter sets in turn, entry words, last block out) and the order of its tasks.
 
 #include "pk/comm/signal.cuh"
 #include "pk/ptx/cluster.cuh"
@@ -54,7 +54,7 @@ PK_DEVICE bool wait_ranks(const Role& role, const u64* words, u32 late, u64 limi
 }
 
 /// The launch warp of every block.  Block 0 tells every rank that this one has begun; each block waits until all have,
-/// on behalf of its roles (`enter`); block 0 then clears the other counter set for the next launch.  `again`: the block
+/// on behalf of its roles (`enter`); block 0 then clears the counter set of the launch before.  `again`: the block
 /// has done so in this launch, and waits only.
 template <class Role>
 PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
@@ -63,7 +63,7 @@ PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
     const u32 gen = role.launch.gen;
     const int lane = lane_index();
     if (blockIdx.x == 0 && !again) {
-        if (lane == 0) st_relaxed_gpu(&own->used[gen & 1], ctx.counters);
+        if (lane == 0) st_relaxed_gpu(&own->used[counter_set(gen)], ctx.counters);
         if (ctx.world > 1 && lane < static_cast<int>(ctx.world))
             st_release_sys(&ctx.of(lane)->entry[ctx.rank], launch_word(ctx.hash, gen + 1));
         __syncwarp();
@@ -73,10 +73,10 @@ PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
     role.log.passed(since);
     if (elect_one()) mbarrier_arrive(role.launch.entered);
     if (blockIdx.x == 0 && !again && !role.dead) {
-        // Kernel end orders these zeros before the launch that counts on them.
-        const u32 other = (gen & 1) ^ 1;
-        const u32 stale = ld_relaxed_gpu(&own->used[other]);
-        s32* set = own->counters + other * ctx.capacity;
+        // Every rank has left that launch.  Kernel end orders these zeros before the launch that counts on them.
+        const u32 last = counter_set(gen - 1);
+        const u32 stale = ld_relaxed_gpu(&own->used[last]);
+        s32* set = own->counters + last * ctx.capacity;
         for (u32 i = 4 * lane; i < stale; i += 4 * 32) st_zero16(set + i);
     }
     __syncwarp();
@@ -144,7 +144,7 @@ PK_DEVICE bool launch_close(Role& role, int site) {
         const u32 number = role.launch.gen + 1;
         if (lane == 0) st_relaxed_gpu(&own->done, 0);
         aborted = __any_sync(0xffffffffu, ld_relaxed_sys(&own->abort) != 0);
-        if (!aborted && ctx.exit_words != 0 && ctx.world > 1) {
+        if (!aborted && (ctx.meeting & EXIT_WORDS) != 0 && ctx.world > 1) {
             if (lane < static_cast<int>(ctx.world))
                 st_release_sys(&ctx.of(lane)->exit[ctx.rank], launch_word(ctx.hash, number));
             __syncwarp();

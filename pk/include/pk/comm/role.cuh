@@ -22,13 +22,13 @@ struct role {
     int turn = 0;          // the team that takes the next task
     bool dead = false;     // this thread has given up
     bool lanes_store = false;  // every lane issues bulk stores (`scatter_async`), not only the leader
-    bool entered;          // every rank is known to have begun this launch
+    bool entered;          // every rank is known to have begun this launch, or need not be
     int tile_entries = 0;  // the task, for records
     int tile[4] = {};
     trace_log log;
 
     PK_DEVICE role(const context& c, launch_state& l)
-        : ctx(c), launch(l), warp(warp_index()), team(TEAMS == 1 ? 0 : (warp - FIRST_WARP) / WARPS), entered(c.world == 1) {
+        : ctx(c), launch(l), warp(warp_index()), team(TEAMS == 1 ? 0 : (warp - FIRST_WARP) / WARPS), entered(!c.gated()) {
         log.open(ctx, reports(), WARPS == 1 ? FIRST_WARP % 4 : 4 + team);
     }
     PK_DEVICE ~role() { log.close(); }
@@ -121,6 +121,13 @@ struct patience {
         if (t_begin == 0) t_begin = t_end;
         if (ld_relaxed_sys(&ctx.own()->abort) != 0) return REASON_TOLD;
         return t_end - t_begin > limit ? late : 0;
+    }
+
+    /// The same of a wait for a counter.  Its time begins when every rank has begun; until then the launch warp's runs.
+    template <class Role>
+    PK_DEVICE u32 exhausted(const Role& role) {
+        if (failures % 32 == 31 && !mbarrier_try_wait(role.launch.entered, 0)) t_begin = 0;
+        return exhausted(role.ctx, role.ctx.timeout_ns, REASON_COUNTER);
     }
 };
 

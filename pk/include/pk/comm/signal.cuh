@@ -30,10 +30,10 @@ struct signal_array {
     }
 };
 
-/// Counter `number` of the launch on rank `rank`.  Launches use two sets in turn.
+/// Counter `number` of the launch on rank `rank`.
 template <class Role>
 PK_DEVICE s32* counter(const Role& role, int rank, int number) {
-    return role.ctx.of(rank)->counters + (role.launch.gen & 1) * role.ctx.capacity + number;
+    return role.ctx.of(rank)->counters + counter_set(role.launch.gen) * role.ctx.capacity + number;
 }
 
 /// The leader's part of `wait`: polls until the counter is at least `value`.
@@ -43,7 +43,7 @@ PK_DEVICE bool wait_counter(const Role& role, const s32* word, int index, s32 va
     while (true) {
         const s32 seen = ld_relaxed_sys(word);
         if (seen >= value) break;
-        const u32 why = limit.exhausted(role.ctx, role.ctx.timeout_ns, REASON_COUNTER);
+        const u32 why = limit.exhausted(role);
         if (why != 0) {
             give_up(role, why, site, index, seen, value, role.ctx.rank, 0, limit.t_begin, limit.t_end);
             return false;
