@@ -34,7 +34,9 @@ def bare(prepared: Any) -> Callable[[], None]:
     from pk.runtime import driver
 
     packed, cu = prepared._packed, driver.cu()
-    config, function = driver.launch_config(packed.shape), packed._kept[1].function
+    source, module = packed._kept
+    config = driver.launch_config(packed.shape, cooperative=not source.local, close=True)
+    function = module.function
     config.hStream = cu.CUstream(torch.cuda.current_stream().cuda_stream)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(packed._buffer))
     submit, address = cu.cuLaunchKernelEx, ctypes.addressof(pointers)

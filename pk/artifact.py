@@ -96,5 +96,6 @@ class Source:
     signallers: tuple[Site, ...] = ()  # statements that add to counters, each with the array in ``what``
     only_written: tuple[str, ...] = ()  # outputs that no statement reads or adds to
     sanitize: int = 0  # PK_SANITIZE when it was made: checks bounds, and buffers are poisoned before each launch
+    local: bool = False  # its blocks wait for nothing but their own roles
     early: bool = False  # reaches nothing of other ranks but counters, and scratch that fields of kind ``sets`` address
     trace: bool = False  # made for pk.trace: roles note when they come to a wait, and how long they wait

@@ -60,6 +60,7 @@ def generate(
         only_written=only_written(plan),
         sanitize=sanitize,
         trace=trace,
+        local=plan.local,
         early=plan.early,
     )
 

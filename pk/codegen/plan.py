@@ -19,6 +19,7 @@ from pk.ir import communicator, split
 from pk.ir import nodes as ir
 from pk.ir.budget import tile_bytes
 from pk.ir.early import early as is_early
+from pk.ir.early import scratch_of
 from pk.ir.layout import Layouts, exchange_slots
 from pk.ir.layout import groups as warpgroups
 from pk.ir.ops import TABLE
@@ -420,11 +421,6 @@ def direct(roles: list[RolePlan]) -> Iterator[tuple[RolePlan, ir.Memory]]:
             for o in split.walk(split.expressions(s)):
                 if isinstance(o, ir.Memory) and not any(o is m for m in moved):
                     yield r, o
-
-
-def scratch_of(kernel: ir.Kernel) -> frozenset[str]:
-    """The names of its scratch."""
-    return frozenset(s.name for s in kernel.scratch)
 
 
 def _addressed(roles: list[RolePlan], alternating: frozenset[str]) -> tuple[tuple[str, bool], ...]:

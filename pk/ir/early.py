@@ -17,7 +17,12 @@ def early(kernel: ir.Kernel) -> bool:
     """Whether ``kernel`` is one: it has no ``Parallel``, and threads reach its scratch by pointer."""
     if any(t.kind == "parallel" for t in kernel.tensors):
         return False
-    scratch = {s.name for s in kernel.scratch}
+    scratch = scratch_of(kernel)
     moves = (s for _, body in kernel.classes for s in split.statements(body) if isinstance(s, ir.Do))
     moved = (o for s in moves if s.op in MAPPED for o in split.walk(s.operands))
     return not any(isinstance(o, ir.Memory) and o.tensor in scratch for o in moved)
+
+
+def scratch_of(kernel: ir.Kernel) -> frozenset[str]:
+    """The names of its scratch."""
+    return frozenset(s.name for s in kernel.scratch)

@@ -157,11 +157,12 @@ class Driver(Protocol):
         ...
 
     def bind(
-        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
-    ) -> Callable[[int], None]:
-        """A cooperative launch, complete but for the stream, which the result takes; one thread at a time calls it.
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1,
+        *, cooperative: bool = True, close: bool = False,
+    ) -> Callable[[int], None]:  # fmt: skip
+        """A launch, complete but for the stream, which the result takes; one thread at a time calls it.
 
         ``shape``: blocks, threads, dynamic shared bytes; ``params``: host address of the struct, read at every call;
-        ``cluster``: blocks of a thread-block cluster.
+        ``cluster``: blocks of a thread-block cluster; ``cooperative``, ``close``: see ``driver.launch_config``.
         """
         ...

@@ -241,14 +241,24 @@ def context_id() -> int:
     return int(check(module.cuCtxGetId(context), "cuCtxGetId"))
 
 
-def launch_config(shape: tuple[int, int, int], cluster: int = 1, *, cooperative: bool = True) -> Any:
-    """A launch of ``shape`` (blocks, threads, dynamic shared bytes) in clusters of ``cluster`` blocks."""
+def launch_config(
+    shape: tuple[int, int, int], cluster: int = 1, *, cooperative: bool = False, close: bool = False
+) -> Any:
+    """A launch of ``shape`` (blocks, threads, dynamic shared bytes) in clusters of ``cluster`` blocks.
+
+    ``cooperative``: its blocks begin together, or not at all.  ``close``: they may come when those of the launch before
+    leave (programmatic dependent launch).
+    """
     api = cu()
     attributes = []
     if cooperative:
         attributes.append(api.CUlaunchAttribute())
         attributes[-1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         attributes[-1].value.cooperative = 1
+    if close:
+        attributes.append(api.CUlaunchAttribute())
+        attributes[-1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attributes[-1].value.programmaticStreamSerializationAllowed = 1
     if cluster > 1:
         attributes.append(api.CUlaunchAttribute())
         attributes[-1].id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

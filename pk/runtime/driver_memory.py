@@ -246,11 +246,12 @@ class CudaDriver:
         return f"cuda:{device}"
 
     def bind(
-        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
-    ) -> Callable[[int], None]:
-        """``cuLaunchKernelEx`` with the attributes cooperative and cluster, complete but for the stream."""
-        api = cu()
-        config, pointers = launch_config(shape, cluster), (ctypes.c_void_p * 1)(params)
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1,
+        *, cooperative: bool = True, close: bool = False,
+    ) -> Callable[[int], None]:  # fmt: skip
+        """``cuLaunchKernelEx`` with these attributes, complete but for the stream."""
+        api, pointers = cu(), (ctypes.c_void_p * 1)(params)
+        config = launch_config(shape, cluster, cooperative=cooperative, close=close)
         address, stream_of = ctypes.addressof(pointers), api.CUstream
         submit, number = api.cuLaunchKernelEx, int(function)  # type: ignore[call-overload]
         bound = -1

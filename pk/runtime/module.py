@@ -62,7 +62,7 @@ class Module:
     def max_clusters(self, threads: int, shared_bytes: int, cluster: int) -> int:
         """How many clusters of ``cluster`` such blocks fit the device at once."""
         self.allow_shared(shared_bytes)
-        config = driver.launch_config((1024 * cluster, threads, shared_bytes), cluster, cooperative=False)
+        config = driver.launch_config((1024 * cluster, threads, shared_bytes), cluster)
         found = driver.check(
             driver.cu().cuOccupancyMaxActiveClusters(self.function, config), "cuOccupancyMaxActiveClusters"
         )

@@ -59,7 +59,11 @@ class Packed:
         self._scalars = tuple((struct.Struct(_FORMATS[k]).pack_into, offset, index) for k, offset, index in found)
         self._stream = driver.stream
         address = ctypes.addressof(self._buffer)
-        bare = driver.bind(self._device, module.function, shape, address, source.cluster)
+        # Blocks that come before they are needed take room.  Where ranks share a GPU it may be that of the blocks that
+        # the launch before waits for; on GPUs of their own it has not been measured.
+        close = source.local or context.group.world_size == 1
+        how = {"cooperative": not source.local, "close": close}
+        bare = driver.bind(self._device, module.function, shape, address, source.cluster, **how)
         if source.trace:
             bare = tracing.tracing(context.group, source, shape[0], self._buffer, bare)
         self._enqueue = poisoning(driver, self._device, poison, bare) if poison else bare

@@ -45,6 +45,7 @@ class FakeDriver:
         self.machine = machine or Machine()
         self.visible = list(range(self.machine.gpus)) if visible is None else visible
         self.launches: list[tuple[int, tuple[int, int, int], int, bytes]] = []
+        self.attributes: list[tuple[bool, bool]] = []  # of every launch bound: cooperative, close
         self.current_stream: dict[int, int] = {}  # by thread
         self.captured: set[int] = set()
         self.expandable: list[tuple[int, int]] = []  # address ranges that cannot be exported
@@ -169,9 +170,11 @@ class FakeDriver:
         return text.encode().ljust(128, b"\0")
 
     def bind(
-        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1
-    ) -> Callable[[int], None]:
+        self, device: int, function: object, shape: tuple[int, int, int], params: int, cluster: int = 1,
+        *, cooperative: bool = True, close: bool = False,
+    ) -> Callable[[int], None]:  # fmt: skip
         assert shape[0] % cluster == 0
+        self.attributes.append((cooperative, close))
         return lambda stream: self.launch(device, function, shape, stream, params)
 
     def launch(self, device: int, function: object, shape: tuple[int, int, int], stream: int, params: int) -> None:

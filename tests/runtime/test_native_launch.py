@@ -47,7 +47,8 @@ class Library:
 
 
 @needs_native
-def test_the_driver_gets_what_was_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cooperative", "close"), [(True, False), (False, True), (True, True), (False, False)])
+def test_the_driver_gets_what_was_bound(cooperative: bool, close: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import driver as api
 
     library = Library()
@@ -56,14 +57,17 @@ def test_the_driver_gets_what_was_bound(monkeypatch: pytest.MonkeyPatch) -> None
     address = ctypes.cast(library.cuLaunchKernelEx, ctypes.c_void_p).value
     monkeypatch.setattr(driver_memory, "_launch_address", lambda: address)
     block = ctypes.c_uint64(77)
-    launch = CudaDriver().bind(0, api.CUfunction(0x5000), (66, 384, 200_000), ctypes.addressof(block))
-    cooperative = (int(api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE), 1)
+    launch = CudaDriver().bind(
+        0, api.CUfunction(0x5000), (66, 384, 200_000), ctypes.addressof(block), cooperative=cooperative, close=close
+    )
+    names = ["COOPERATIVE"] * cooperative + ["PROGRAMMATIC_STREAM_SERIALIZATION"] * close
+    ids = [int(getattr(api.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")) for name in names]
     for stream in (0x10, 0x10, 0x20):
         launch(stream)
     block.value = 78  # parameters are read at every launch
     launch(0)
     assert library.calls == [
-        ([66, 1, 1], [384, 1, 1], 200_000, stream or None, [cooperative], 0x5000, first, None)
+        ([66, 1, 1], [384, 1, 1], 200_000, stream or None, [(i, 1) for i in ids], 0x5000, first, None)
         for stream, first in ((0x10, 77), (0x10, 77), (0x20, 77), (0, 78))
     ]
 

@@ -11,6 +11,7 @@ namespace pk {
 /// was aborted earlier, in which case the kernel does nothing.  CLUSTER: blocks that arrive at each other's mbarriers.
 template <int CLUSTER = 1>
 PK_DEVICE bool launch_begin(const context& ctx, launch_state& launch) {
+    stream_wait();
     if (threadIdx.x == 0) {
         launch.gen = ld_relaxed_gpu(&ctx.own()->gen);
         launch.dead = ld_relaxed_sys(&ctx.own()->abort) != 0;
@@ -84,11 +85,13 @@ PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
 
 // -- end --------------------------------------------------------------------------------------------------------
 /// Last statement of every warp's branch: all threads of the block have finished what they issued; with a cluster, those
-/// of the other block too, which reaches into this one's shared memory.
+/// of the other block too, which reaches into this one's shared memory.  Launches behind this one come from here on, not
+/// earlier: blocks that wait beside those that work cost these 1 %.
 template <int CLUSTER = 1>
 PK_DEVICE void leave() {
     asm volatile("bar.sync 0;" ::: "memory");
     if constexpr (CLUSTER > 1) cluster_barrier();
+    stream_next();
 }
 
 /// Makes a record of failure `f`.  The last slot is kept for the first failure of the rank, the cause of the others.
@@ -164,6 +167,7 @@ PK_DEVICE bool launch_close(Role& role, int site) {
 /// begins without asking.  It cannot wait for anything that may fail to come, so it ends, in whatever context.
 template <int CLUSTER = 1>
 PK_DEVICE bool local_begin(launch_state& launch) {
+    stream_wait();
     if (threadIdx.x == 0) {
         launch.dead = 0;
         launch.failed = 0;

@@ -49,6 +49,13 @@ PK_DEVICE float unpack(u32 word) {
     }
 }
 
+// -- the stream --------------------------------------------------------------------------------------------
+/// Blocks of a launch may be there before the one in front of it on the stream has ended: until then, they wait here.
+PK_DEVICE void stream_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/// When all blocks have come here, those of the launch behind this one may take their room, if they will wait.
+PK_DEVICE void stream_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // -- integers ----------------------------------------------------------------------------------------------
 /// Ceiling of a / b, for b > 0 and a >= 0.
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
