@@ -83,7 +83,10 @@ class Way:
         return " ".join([*found, *([] if self.hops is None else [f"{self.hops} hop{'s' * (self.hops > 1)}"])])
 
 
-AS_IT_IS = collective_plans.TILES, collective_plans.SIGNAL_BYTES, collective_plans.BLOCKS, collective_plans.HOP_US
+AS_IT_IS = (
+    collective_plans.TILES, collective_plans.SIGNAL_BYTES, collective_plans.BLOCKS, collective_plans.HOP_US,
+    collective_plans.MOVED_INSIDE,
+)  # fmt: skip
 ONE_AT_A_TIME = threading.Lock()  # ranks may be threads
 
 
@@ -95,10 +98,11 @@ def planned(way: Way) -> Iterator[None]:
     c.SIGNAL_BYTES = c.SIGNAL_BYTES if way.signal_kb is None else way.signal_kb << 10
     c.BLOCKS = c.BLOCKS if way.blocks is None else way.blocks
     c.HOP_US = c.HOP_US if way.hops is None else {1: math.inf, 2: -1.0}[way.hops]
+    c.MOVED_INSIDE = 0  # where it is said who writes the result, it is so
     try:
         yield
     finally:
-        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US = AS_IT_IS
+        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US, c.MOVED_INSIDE = AS_IT_IS
 
 
 class Operands:

@@ -32,6 +32,7 @@ SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every 
 BLOCKS = 0  # at most; 0: all SMs
 LINK_GB_S = 350.0  # one way
 HOP_US = 3.0  # that a second hop takes: stores that land, a signal, a load
+MOVED_INSIDE = 2 << 20  # bytes of a result from which on peers write it; smaller ones go through early launches
 INSIDE_BYTES = 8 << 20  # from which on two hops are quicker where peers write the result, whatever crosses the link
 
 
@@ -213,7 +214,8 @@ def made(call: Collective, world: int, sms: int) -> Plan:
         tiles = tiling(*extents[:2], row // 4, 4, sms)
     else:
         tiles = tiling(1, 1, -(-math.prod(part) * x.element_size() // 16) * 4, 4, sms)
-    return Plan(world, part, split, concat, extents, tiles, words=words, inside=call.inside and words)
+    few = math.prod(part) * x.element_size() * world < MOVED_INSIDE
+    return Plan(world, part, split, concat, extents, tiles, words=words, inside=call.inside and words and not few)
 
 
 def extents_of(part: tuple[int, ...], *dims: int | None) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ OPERATORS = tuple(collectives.DIMENSIONS)
 @pytest.mark.parametrize("hops", [1, 2])
 def test_random_calls(world: int, hops: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_plans, "HOP_US", {1: 1e9, 2: -1.0}[hops])
+    monkeypatch.setattr(collective_plans, "MOVED_INSIDE", {1: collective_plans.MOVED_INSIDE, 2: 0}[hops])
     monkeypatch.setattr(collective_plans, "TILES", (128, 64))  # several tiles, and several to a signal
     monkeypatch.setattr(collective_plans, "LEAST", 16)
     rng = random.Random(f"{world} {hops}")
@@ -239,6 +240,7 @@ def test_launches_are_clean(world: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(collective_plans, "TILES", (64,))
     monkeypatch.setattr(collective_plans, "LEAST", 16)
     monkeypatch.setattr(collective_plans, "HOP_US", 1e9)
+    monkeypatch.setattr(collective_plans, "MOVED_INSIDE", 0)
 
     def run(rank: int) -> None:
         x = numbers(rank, 4 * world, 6 * world)
