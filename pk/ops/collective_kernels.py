@@ -3,8 +3,11 @@
 Ordinary memory cannot be reached by peers.  So a rank pushes what a peer is to have into that peer's work space, with
 a signal behind every few tiles, and the peer adds or copies them from there as they come, in the same launch.  One team
 of 256 threads an SM does both, a tile at a time: while one block waits for its stores or for a peer, the others send,
-so that the link is always busy.  A block sends all that it reads of ``x`` before it writes that part of the result: the
-two may be the same memory.
+so that the link is always busy.  Where a block has several tasks, it sends the next before it waits for the last:
+``lag`` tasks lie between, as many as there are blocks.
+
+What a rank sends of ``x`` is read before it writes that part of the result, which may be the same memory: its own
+signal is among those that are waited for.
 
 Tiles that are only moved keep their bits.  Sums are made in float32 in rank order, by one rank for each element.
 """
@@ -39,65 +42,75 @@ def total(own, slots, at, SHAPE):
 @pk.kernel
 def exchange(
     x: pk.Global,  # (world, P, R, C)  part r is for rank r
+    lag: int,
     out: pk.Global = None,  # (world, P, R, C)  part r comes from rank r; ordinary memory
     whole: pk.Parallel = None,  # the same on every rank, in place of out
     BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1,
 ):  # fmt: skip
     """out[r] = x[me] of rank r: all-to-all, and all-gather where all parts of x are one (stride 0)."""
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
-    tiles = x.depth * rows * cols
+    tiles, behind = x.depth * rows * cols, 0 if out is None else lag
+    tasks = pk.cdiv(tiles, PER)
     slots = None if out is None else pk.scratch((W - 1, x.depth, x.rows, x.cols), x.dtype)
-    come = None if out is None else pk.signals(pk.cdiv(tiles, PER))
-    for i in pk.tasks(pk.cdiv(tiles, PER)):
-        stop = pk.min((i + 1) * PER, tiles)
-        for dst in pk.ranks_from(me + 1, W if out is None else W - 1):
-            for j in pk.range(i * PER, stop):
-                p, m, n = spot(j, rows, cols)
-                tile = pk.load(x, (dst, p, m, n), (BM, BN))
-                if out is None:
-                    pk.store(whole[dst], tile, (me, p, m, n))
-                else:
-                    pk.store(slots[dst], tile, (slot(me, dst), p, m, n))
+    come = None if out is None else pk.signals(tasks)
+    for s in pk.tasks(tasks + behind):
+        if s < tasks:
+            for dst in pk.ranks_from(me + 1, W if out is None else W - 1):
+                for j in pk.range(s * PER, pk.min((s + 1) * PER, tiles)):
+                    p, m, n = spot(j, rows, cols)
+                    tile = pk.load(x, (dst, p, m, n), (BM, BN))
+                    if out is None:
+                        pk.store(whole[dst], tile, (me, p, m, n))
+                    else:
+                        pk.store(slots[dst], tile, (slot(me, dst), p, m, n))
+            if out is not None:
+                pk.signal_all(come, s)
         if out is not None:
-            pk.signal_all(come, i)
-            for j in pk.range(i * PER, stop):
-                p, m, n = spot(j, rows, cols)
-                pk.store(out, pk.load(x, (me, p, m, n), (BM, BN)), (me, p, m, n))
-            pk.wait(come, i, W)
-            for src in pk.ranks_from(me + 1, W - 1):
+            if s >= lag:
+                i = s - lag
+                stop = pk.min((i + 1) * PER, tiles)
                 for j in pk.range(i * PER, stop):
                     p, m, n = spot(j, rows, cols)
-                    pk.store(out, pk.load(slots[me], (slot(src, me), p, m, n), (BM, BN)), (src, p, m, n))
+                    pk.store(out, pk.load(x, (me, p, m, n), (BM, BN)), (me, p, m, n))
+                pk.wait(come, i, W)
+                for src in pk.ranks_from(me + 1, W - 1):
+                    for j in pk.range(i * PER, stop):
+                        p, m, n = spot(j, rows, cols)
+                        pk.store(out, pk.load(slots[me], (slot(src, me), p, m, n), (BM, BN)), (src, p, m, n))
 
 
 @pk.kernel
 def sum_parts(
     x: pk.Global,  # (world, P, C)  part r is for rank r
     out: pk.Global,  # (P, C)
+    lag: int,
     BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1,
 ):  # fmt: skip
     """out = the sum over ranks of x[me]: reduce-scatter, and all-reduce in one hop where all parts of x are one."""
     me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
     tiles = rows * cols
-    slots, come = pk.scratch((W - 1, x.rows, x.cols), x.dtype), pk.signals(pk.cdiv(tiles, PER))
-    for i in pk.tasks(pk.cdiv(tiles, PER)):
-        stop = pk.min((i + 1) * PER, tiles)
-        for dst in pk.ranks_from(me + 1, W - 1):
-            for j in pk.range(i * PER, stop):
-                pk.store(
-                    slots[dst], pk.load(x, (dst, j // cols, j % cols), (BM, BN)), (slot(me, dst), j // cols, j % cols)
-                )
-        pk.signal_all(come, i)
-        for j in pk.range(i * PER, stop):
-            m, n = j // cols, j % cols
-            own = pk.load(x, (me, m, n), (BM, BN))
-            pk.wait(come, i, W)  # while it loads
-            pk.store(out, total(own, slots, (m, n), (BM, BN)), (m, n))
+    tasks = pk.cdiv(tiles, PER)
+    slots, come = pk.scratch((W - 1, x.rows, x.cols), x.dtype), pk.signals(tasks)
+    for s in pk.tasks(tasks + lag):
+        if s < tasks:
+            for dst in pk.ranks_from(me + 1, W - 1):
+                for j in pk.range(s * PER, pk.min((s + 1) * PER, tiles)):
+                    m, n = j // cols, j % cols
+                    pk.store(slots[dst], pk.load(x, (dst, m, n), (BM, BN)), (slot(me, dst), m, n))
+            pk.signal_all(come, s)
+        if s >= lag:
+            i = s - lag
+            for j in pk.range(i * PER, pk.min((i + 1) * PER, tiles)):
+                m, n = j // cols, j % cols
+                own = pk.load(x, (me, m, n), (BM, BN))
+                pk.wait(come, i, W)  # while it loads
+                pk.store(out, total(own, slots, (m, n), (BM, BN)), (m, n))
 
 
 @pk.kernel
 def sum_and_share(
     x: pk.Global,  # (1, n)
+    lag: int,
     out: pk.Global = None,  # (1, n)  ordinary memory
     whole: pk.Parallel = None,  # the same on every rank, in place of out
     BN: pk.constexpr = 8192,
@@ -111,18 +124,24 @@ def sum_and_share(
     parts, come = pk.scratch((W - 1, steps * BN), x.dtype), pk.signals(steps)
     sums = whole if out is None else pk.scratch((1, x.cols), x.dtype)
     done = None if out is None else pk.signals(steps)
-    for i in pk.tasks(steps):
-        for dst in pk.ranks_from(me + 1, W - 1):
-            pk.store(parts[dst], pk.load(x, (0, i * W + dst), (1, BN)), (slot(me, dst), i))
-        pk.signal_all(come, i)
-        own = pk.load(x, (0, i * W + me), (1, BN))
-        pk.wait(come, i, W)  # while it loads
-        summed = total(own, parts, (i,), (1, BN))
-        for r in pk.ranks_from(me + 1, W if out is None else W - 1):
-            pk.store(sums[r], summed, (0, i * W + me))
+    for s in pk.tasks(steps + lag * (1 if out is None else 2)):
+        if s < steps:
+            for dst in pk.ranks_from(me + 1, W - 1):
+                pk.store(parts[dst], pk.load(x, (0, s * W + dst), (1, BN)), (slot(me, dst), s))
+            pk.signal_all(come, s)
+        if s >= lag and s - lag < steps:
+            i = s - lag
+            own = pk.load(x, (0, i * W + me), (1, BN))
+            pk.wait(come, i, W)  # while it loads
+            summed = total(own, parts, (i,), (1, BN))
+            for r in pk.ranks_from(me + 1, W if out is None else W - 1):
+                pk.store(sums[r], summed, (0, i * W + me))
+            if out is not None:
+                pk.signal_all(done, i)
+                pk.store(out, summed, (0, i * W + me))
         if out is not None:
-            pk.signal_all(done, i)
-            pk.store(out, summed, (0, i * W + me))
-            pk.wait(done, i, W)
-            for r in pk.ranks_from(me + 1, W - 1):
-                pk.store(out, pk.load(sums[me], (0, i * W + r), (1, BN)), (0, i * W + r))
+            if s >= 2 * lag:
+                i = s - 2 * lag
+                pk.wait(done, i, W)
+                for r in pk.ranks_from(me + 1, W - 1):
+                    pk.store(out, pk.load(sums[me], (0, i * W + r), (1, BN)), (0, i * W + r))

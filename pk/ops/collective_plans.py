@@ -30,6 +30,7 @@ NARROW, EDGE = 64, 256  # columns of a tile: at least, if they divide the rows; 
 WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
+LAGGING = True
 LINK_GB_S = 350.0  # one way
 HOP_US = 3.0  # that a second hop takes: stores that land, a signal, a load
 MOVED_INSIDE = 2 << 20  # bytes of a result from which on peers write it; smaller ones go through early launches
@@ -62,12 +63,16 @@ def shape_of(rows: int, cols: int, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles of a launch: (BM, BN), ``per`` of them to a task and signal, and how many blocks there are tasks for."""
+    """Tiles of a launch: (BM, BN), ``per`` of them to a task and signal, and how many blocks there are tasks for.
+
+    ``lag``: tasks that a block sends before it waits for the first: those of a round, if there are several rounds.
+    """
 
     rows: int
     cols: int
     per: int
     blocks: int | None
+    lag: int = 0
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -84,7 +89,10 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bo
             break
     most = min(SIGNAL_BYTES // (bm * bn * itemsize), tiles // (4 * sms))
     per = 1 << max(most.bit_length() - 1, 0)  # a power of 2: each number is a kernel of its own
-    return Tiling(bm, bn, per, blocks(-(-tiles // per), sms))
+    tasks = -(-tiles // per)
+    launched = blocks(tasks, sms)
+    each = launched or sms
+    return Tiling(bm, bn, per, launched, each if LAGGING and tasks > each else 0)
 
 
 def blocks(tasks: int, sms: int) -> int | None:
@@ -141,7 +149,7 @@ class Plan:
         elif self.summed:
             _, rows, cols = self.extents
             parts = self._along(x, self.split)[:, 0]
-            given = {**self.tiles.constants, "sms": self.tiles.blocks, "group": group}
+            given = {**self.tiles.constants, "lag": self.tiles.lag, "sms": self.tiles.blocks, "group": group}
             collective_kernels.sum_parts(x=parts, out=out.view(rows, cols), **given)
         elif self.words:
             into = torch.empty_like(out) if out.data_ptr() % 4 else out  # whatever is the case on the other ranks
@@ -165,12 +173,12 @@ class Plan:
     def _share(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         there = {"whole" if self.inside else "out": out.view(1, -1)}
         collective_kernels.sum_and_share(
-            x=x.view(1, -1), **there, BN=self.tiles.cols, sms=self.tiles.blocks, group=group
+            x=x.view(1, -1), **there, lag=self.tiles.lag, BN=self.tiles.cols, sms=self.tiles.blocks, group=group
         )
 
     def _move(self, x: torch.Tensor, out: torch.Tensor, inside: bool, group: Group) -> None:
-        there = {"whole" if inside else "out": out}
-        collective_kernels.exchange(x=x, **there, **self.tiles.constants, sms=self.tiles.blocks, group=group)
+        there, tiles = {"whole" if inside else "out": out}, self.tiles
+        collective_kernels.exchange(x=x, lag=tiles.lag, **there, **tiles.constants, sms=tiles.blocks, group=group)
 
     def _padded(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         """Through copies of the parts, each padded to whole words."""

@@ -94,15 +94,16 @@ def _shared(parallel: bool, rank: int, world: int) -> Arguments:
 
 
 def _collectives() -> list[Subject]:
-    k, tiles = collective_kernels, {"BM": 8, "BN": 16, "PER": 2}
+    k, tiles, lag = collective_kernels, {"BM": 8, "BN": 16, "PER": 2}, {"lag": 2}
     found = []
     for parallel, name in ((False, ""), (True, "_symmetric")):
-        moves, sums = two_three(partial(_exchange, parallel), 3), two_three(partial(_shared, parallel))
+        moves = two_three(partial(_exchange, parallel), 3, lag)
+        sums = two_three(partial(_shared, parallel), scalars=lag)
         found += [
             Subject(f"ops.exchange{name}", k.exchange, moves, tiles),
             Subject(f"ops.sum_and_share{name}", k.sum_and_share, sums, {"BN": 16}),
         ]
-    return [*found, Subject("ops.sum_parts", k.sum_parts, two_three(_parts), tiles)]
+    return [*found, Subject("ops.sum_parts", k.sum_parts, two_three(_parts, scalars=lag), tiles)]
 
 
 SUBJECTS = [*_many(), *_few(), *_collectives()]

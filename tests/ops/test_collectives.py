@@ -31,6 +31,7 @@ def test_random_calls(world: int, hops: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(collective_plans, "MOVED_INSIDE", {1: collective_plans.MOVED_INSIDE, 2: 0}[hops])
     monkeypatch.setattr(collective_plans, "TILES", (128, 64))  # several tiles, and several to a signal
     monkeypatch.setattr(collective_plans, "LEAST", 16)
+    monkeypatch.setattr(collective_plans, "BLOCKS", {1: 0, 2: 2}[hops])  # which then send a round ahead
     rng = random.Random(f"{world} {hops}")
     calls = [make(rng, world, 2000) for _ in range(40 // world + 8)]
     calls += [make(rng, world, 2000, "all_reduce") for _ in range(4)]
@@ -211,6 +212,7 @@ def test_blocks() -> None:
     assert (large.cols, large.per, large.blocks) == (16384, 2, None)
     summed = collective_plans.tiling(1, 1, 1 << 26, 2, 132, summed=True)
     assert (summed.cols, summed.per, summed.blocks) == (8192, 8, None)
+    assert (some.lag, large.lag, summed.lag) == (0, 132, 132)  # a round ahead, where there are several
 
 
 SPECS = {
@@ -241,6 +243,7 @@ def test_launches_are_clean(world: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(collective_plans, "LEAST", 16)
     monkeypatch.setattr(collective_plans, "HOP_US", 1e9)
     monkeypatch.setattr(collective_plans, "MOVED_INSIDE", 0)
+    monkeypatch.setattr(collective_plans, "BLOCKS", 3)
 
     def run(rank: int) -> None:
         x = numbers(rank, 4 * world, 6 * world)
