@@ -30,7 +30,7 @@ NARROW, EDGE = 64, 256  # columns of a tile: at least, if they divide the rows; 
 WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
-LAGGING = True
+LAG_BYTES = 16 << 20  # of tiles, up to which a round is sent ahead; more are in L2 no longer when they are added
 LINK_GB_S = 350.0  # one way
 HOP_US = 3.0  # that a second hop takes: stores that land, a signal, a load
 MOVED_INSIDE = 2 << 20  # bytes of a result from which on peers write it; smaller ones go through early launches
@@ -65,7 +65,7 @@ def shape_of(rows: int, cols: int, most: int) -> tuple[int, int]:
 class Tiling:
     """Tiles of a launch: (BM, BN), ``per`` of them to a task and signal, and how many blocks there are tasks for.
 
-    ``lag``: tasks that a block sends before it waits for the first: those of a round, if there are several rounds.
+    ``lag``: tasks that are sent before the first is waited for: those of a round, if there are several, but not many.
     """
 
     rows: int
@@ -92,7 +92,8 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bo
     tasks = -(-tiles // per)
     launched = blocks(tasks, sms)
     each = launched or sms
-    return Tiling(bm, bn, per, launched, each if LAGGING and tasks > each else 0)
+    ahead = each < tasks and tiles * bm * bn * itemsize <= LAG_BYTES
+    return Tiling(bm, bn, per, launched, each if ahead else 0)
 
 
 def blocks(tasks: int, sms: int) -> int | None:
