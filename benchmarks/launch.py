@@ -1,5 +1,6 @@
-"""What a launch costs on the host: a bare ``cuLaunchKernelEx`` with everything packed beforehand, ``prepared()``, and
-an ordinary warm call, in one run, interleaved.
+"""What a launch costs: on the host, a bare ``cuLaunchKernelEx`` with everything packed beforehand, ``prepared()``, and
+an ordinary warm call; on the device, the time from one launch to the next, with the attribute by which blocks come when
+those of the launch before leave, without it, and of ``torch.matmul``.  In one run, interleaved.
 
     python benchmarks/launch.py --out benchmarks/results
 
@@ -22,20 +23,30 @@ from report import Row, table, write
 
 import pk
 from pk.kernel import Kernel
+from pk.ops import dense
 from pk.ops.kernels import matmul, matmul_reduce_scatter
+from pk.ops.model import CONFIGS
 
 BATCH = 100  # launches between two synchronisations
+NEXT = 20  # launches of one product, one behind the other
+PRODUCTS = {
+    (16, 4096, 4096): "t64x16.d128", (64, 8192, 8192): "t64x64.d128", (2048, 2048, 2048): "c128x128.b",
+    (4096, 4096, 4096): "c128x256.s3", (8192, 4096, 4096): "p128x192",
+}  # fmt: skip
 
 
-def bare(prepared: Any) -> Callable[[], None]:
-    """The same launch by cuda-bindings alone: configuration, parameters and pointers made once."""
+def bare(prepared: Any, world: int = 1, **how: bool) -> Callable[[], None]:
+    """The same launch by cuda-bindings alone: configuration, parameters and pointers made once.  ``how``: in place of
+    the attributes that pk gives it.
+    """
     import ctypes
 
     from pk.runtime import driver
+    from pk.runtime.packed import submission
 
     packed, cu = prepared._packed, driver.cu()
     source, module = packed._kept
-    config = driver.launch_config(packed.shape, cooperative=not source.local, close=True)
+    config = driver.launch_config(packed.shape, source.cluster, **(submission(source, world) | how))
     function = module.function
     config.hStream = cu.CUstream(torch.cuda.current_stream().cuda_stream)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(packed._buffer))
@@ -58,14 +69,16 @@ def host_us(call: Callable[[], Any]) -> float:
     return us
 
 
-def compare(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def compare(
+    ways: dict[str, Callable[[], Any]], rounds: int, timed: Callable[[Callable[[], Any]], float] = host_us
+) -> dict[str, float]:
     """Median of each way.  All ranks take the same order, since they launch together."""
     order, rng = list(ways), random.Random(1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 2):
         rng.shuffle(order)
         for name in order:
-            us = host_us(ways[name])
+            us = timed(ways[name])
             if number >= 2:
                 times[name].append(us)
     return {name: statistics.median(values) for name, values in times.items()}
@@ -87,7 +100,7 @@ def measure(rank: int, world: int, rounds: int) -> list[Row]:
     pk.synchronize()
     prepared = kernel.prepare(*args)
     ways: dict[str, Callable[[], Any]] = {
-        "bare": bare(prepared), "prepared": prepared, "warm": lambda: kernel(*args),
+        "bare": bare(prepared, world), "prepared": prepared, "warm": lambda: kernel(*args),
         "torch, in place": lambda: args[0].mul_(1.0),
     }  # fmt: skip
     found = compare(ways, rounds)
@@ -96,6 +109,37 @@ def measure(rank: int, world: int, rounds: int) -> list[Row]:
         {"kernel": name, "world": world, "rank": rank, "way": way, "host us": us, "to bare": us / found["bare"]}
         for way, us in found.items()
     ]
+
+
+def device_us(call: Callable[[], Any]) -> float:
+    """Microseconds from one launch to the next, of a batch that the device finds submitted."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(2_000_000)
+    start.record()
+    for _ in range(NEXT):
+        call()
+    stop.record()
+    stop.synchronize()
+    time.sleep(2e-3)
+    return float(start.elapsed_time(stop)) * 1e3 / NEXT
+
+
+def back_to_back(rank: int, rounds: int) -> list[Row]:
+    """Rows of products, from small to large."""
+    rows: list[Row] = []
+    for (m, n, k), name in PRODUCTS.items():
+        a, b, out = (torch.randn(*s, device=pk.device()).bfloat16() for s in ((m, k), (k, n), (m, n)))
+        prepared = matmul.prepare(**dense.arguments(a, b, out, {}, "none", CONFIGS[name]))
+        ways = {
+            "close": prepared, "apart": bare(prepared, cooperative=True, close=False),
+            "torch.matmul": lambda a=a, b=b, out=out: torch.matmul(a, b, out=out),
+        }  # fmt: skip
+        found = compare(ways, rounds, device_us)
+        rows += [
+            {"product": f"{m} x {n} x {k}, {name}", "way": way, "device us": us, "to apart": us / found["apart"]}
+            for way, us in found.items()
+        ]
+    return rows
 
 
 def main() -> None:
@@ -109,6 +153,9 @@ def main() -> None:
         for found in pk.spawn(measure, 2, "cuda-processes", (2, args.rounds)):
             rows += found
     write(args.out, "launch", rows)
+    behind = pk.spawn(back_to_back, 1, "cuda-threads", (args.rounds,))[0]
+    write(args.out, "launch_back_to_back", behind)
+    print(table(behind, ["product", "way", "device us", "to apart"]))
     native = matmul._find is not Kernel._repeat
     print(f"{torch.cuda.get_device_name()}; warm calls are looked up {'natively' if native else 'in Python'}")
     print(table(rows, ["kernel", "world", "rank", "way", "host us", "to bare"]))

@@ -59,10 +59,7 @@ class Packed:
         self._scalars = tuple((struct.Struct(_FORMATS[k]).pack_into, offset, index) for k, offset, index in found)
         self._stream = driver.stream
         address = ctypes.addressof(self._buffer)
-        # Blocks that come before they are needed take room.  Where ranks share a GPU it may be that of the blocks that
-        # the launch before waits for; on GPUs of their own it has not been measured.
-        close = source.local or context.group.world_size == 1
-        how = {"cooperative": not source.local, "close": close}
+        how = submission(source, context.group.world_size)
         bare = driver.bind(self._device, module.function, shape, address, source.cluster, **how)
         if source.trace:
             bare = tracing.tracing(context.group, source, shape[0], self._buffer, bare)
@@ -119,6 +116,15 @@ class Packed:
         if stream != self.context.ordered:
             self.context.follow(stream)
         self._enqueue(stream)
+
+
+def submission(source: Source, world: int) -> dict[str, bool]:
+    """Attributes of a launch, for ``Driver.bind``.
+
+    Blocks that wait for each other begin together.  Blocks that come before the launch in front has ended take room:
+    where ranks share a GPU, perhaps that of blocks that it waits for; where each has its own it has not been measured.
+    """
+    return {"cooperative": not source.local, "close": source.local or world == 1}
 
 
 def poisoning(
