@@ -79,32 +79,88 @@ def exchange(
                         pk.store(out, pk.load(slots[me], (slot(src, me), p, m, n), (BM, BN)), (src, p, m, n))
 
 
+@pk.function
+def send_parts(x, slots, come, i, tiles, cols, BM, BN, PER):
+    """Task ``i`` of ``sum_parts``, first half: every other rank gets its part."""
+    me = pk.rank()
+    for dst in pk.ranks_from(me + 1, pk.world_size() - 1):
+        for j in pk.range(i * PER, pk.min((i + 1) * PER, tiles)):
+            m, n = j // cols, j % cols
+            pk.store(slots[dst], pk.load(x, (dst, m, n), (BM, BN)), (slot(me, dst), m, n))
+    pk.signal_all(come, i)
+
+
+@pk.function
+def add_parts(x, slots, come, out, i, tiles, cols, BM, BN, PER):
+    """Second half: when all have sent theirs, the sum."""
+    me = pk.rank()
+    for j in pk.range(i * PER, pk.min((i + 1) * PER, tiles)):
+        m, n = j // cols, j % cols
+        own = pk.load(x, (me, m, n), (BM, BN))
+        pk.wait(come, i, pk.world_size())  # while it loads
+        pk.store(out, total(own, slots, (m, n), (BM, BN)), (m, n))
+
+
 @pk.kernel
 def sum_parts(
     x: pk.Global,  # (world, P, C)  part r is for rank r
     out: pk.Global,  # (P, C)
     lag: int,
-    BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1,
+    BM: pk.constexpr = 1, BN: pk.constexpr = 8192, PER: pk.constexpr = 1, COMM: pk.constexpr = 0,
 ):  # fmt: skip
-    """out = the sum over ranks of x[me]: reduce-scatter, and all-reduce in one hop where all parts of x are one."""
-    me, W, rows, cols = pk.rank(), pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
+    """out = the sum over ranks of x[me]: reduce-scatter, and all-reduce in one hop where all parts of x are one.
+
+    With COMM so many SMs send, and the others add: blocks that do both do so in step, and the link is idle while they
+    add.
+    """
+    W, rows, cols = pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
     tiles = rows * cols
     tasks = pk.cdiv(tiles, PER)
     slots, come = pk.scratch((W - 1, x.rows, x.cols), x.dtype), pk.signals(tasks)
-    for s in pk.tasks(tasks + lag):
-        if s < tasks:
-            for dst in pk.ranks_from(me + 1, W - 1):
-                for j in pk.range(s * PER, pk.min((s + 1) * PER, tiles)):
-                    m, n = j // cols, j % cols
-                    pk.store(slots[dst], pk.load(x, (dst, m, n), (BM, BN)), (slot(me, dst), m, n))
-            pk.signal_all(come, s)
-        if s >= lag:
-            i = s - lag
-            for j in pk.range(i * PER, pk.min((i + 1) * PER, tiles)):
-                m, n = j // cols, j % cols
-                own = pk.load(x, (me, m, n), (BM, BN))
-                pk.wait(come, i, W)  # while it loads
-                pk.store(out, total(own, slots, (m, n), (BM, BN)), (m, n))
+    if COMM:
+        with pk.communicator(sms=COMM):
+            for i in pk.tasks(tasks):
+                send_parts(x, slots, come, i, tiles, cols, BM, BN, PER)
+        for i in pk.tasks(tasks):
+            add_parts(x, slots, come, out, i, tiles, cols, BM, BN, PER)
+    else:
+        for s in pk.tasks(tasks + lag):
+            if s < tasks:
+                send_parts(x, slots, come, s, tiles, cols, BM, BN, PER)
+            if s >= lag:
+                add_parts(x, slots, come, out, s - lag, tiles, cols, BM, BN, PER)
+
+
+@pk.function
+def share_sum(x, parts, come, sums, done, out, i, BN):
+    """Task ``i`` of ``sum_and_share``, this rank's tile: its sum, to every rank."""
+    me, W = pk.rank(), pk.world_size()
+    own = pk.load(x, (0, i * W + me), (1, BN))
+    pk.wait(come, i, W)  # while it loads
+    summed = total(own, parts, (i,), (1, BN))
+    for r in pk.ranks_from(me + 1, W if out is None else W - 1):
+        pk.store(sums[r], summed, (0, i * W + me))
+    if out is not None:
+        pk.signal_all(done, i)
+        pk.store(out, summed, (0, i * W + me))
+
+
+@pk.function
+def take_sums(sums, done, out, i, BN):
+    """The other ranks' tiles, when they are there."""
+    me, W = pk.rank(), pk.world_size()
+    pk.wait(done, i, W)
+    for r in pk.ranks_from(me + 1, W - 1):
+        pk.store(out, pk.load(sums[me], (0, i * W + r), (1, BN)), (0, i * W + r))
+
+
+@pk.function
+def send_tiles(x, parts, come, i, BN):
+    """Task ``i``, to begin with: every other rank gets the term of its tile."""
+    me, W = pk.rank(), pk.world_size()
+    for dst in pk.ranks_from(me + 1, W - 1):
+        pk.store(parts[dst], pk.load(x, (0, i * W + dst), (1, BN)), (slot(me, dst), i))
+    pk.signal_all(come, i)
 
 
 @pk.kernel
@@ -113,35 +169,28 @@ def sum_and_share(
     lag: int,
     out: pk.Global = None,  # (1, n)  ordinary memory
     whole: pk.Parallel = None,  # the same on every rank, in place of out
-    BN: pk.constexpr = 8192,
+    BN: pk.constexpr = 8192, COMM: pk.constexpr = 0,
 ):  # fmt: skip
-    """out = the sum over ranks of x: all-reduce in two hops, tile by tile.
+    """out = the sum over ranks of x: all-reduce in two hops, tile by tile; COMM as in ``sum_parts``.
 
     Tile ``i * world + r`` is rank r's: it gets the others' terms, and sends the sum to them.
     """
-    me, W = pk.rank(), pk.world_size()
+    W = pk.world_size()
     steps = pk.cdiv(pk.cdiv(x.cols, BN), W)
     parts, come = pk.scratch((W - 1, steps * BN), x.dtype), pk.signals(steps)
     sums = whole if out is None else pk.scratch((1, x.cols), x.dtype)
     done = None if out is None else pk.signals(steps)
-    for s in pk.tasks(steps + lag * (1 if out is None else 2)):
-        if s < steps:
-            for dst in pk.ranks_from(me + 1, W - 1):
-                pk.store(parts[dst], pk.load(x, (0, s * W + dst), (1, BN)), (slot(me, dst), s))
-            pk.signal_all(come, s)
-        if s >= lag and s - lag < steps:
-            i = s - lag
-            own = pk.load(x, (0, i * W + me), (1, BN))
-            pk.wait(come, i, W)  # while it loads
-            summed = total(own, parts, (i,), (1, BN))
-            for r in pk.ranks_from(me + 1, W if out is None else W - 1):
-                pk.store(sums[r], summed, (0, i * W + me))
-            if out is not None:
-                pk.signal_all(done, i)
-                pk.store(out, summed, (0, i * W + me))
+    first = 0 if COMM else lag
+    if COMM:
+        with pk.communicator(sms=COMM):
+            for i in pk.tasks(steps):
+                send_tiles(x, parts, come, i, BN)
+    for s in pk.tasks(steps + first + (0 if out is None else lag)):
+        if COMM == 0:
+            if s < steps:
+                send_tiles(x, parts, come, s, BN)
+        if s >= first and s - first < steps:
+            share_sum(x, parts, come, sums, done, out, s - first, BN)
         if out is not None:
-            if s >= 2 * lag:
-                i = s - 2 * lag
-                pk.wait(done, i, W)
-                for r in pk.ranks_from(me + 1, W - 1):
-                    pk.store(out, pk.load(sums[me], (0, i * W + r), (1, BN)), (0, i * W + r))
+            if s >= first + lag:
+                take_sums(sums, done, out, s - first - lag, BN)

@@ -30,6 +30,8 @@ NARROW, EDGE = 64, 256  # columns of a tile: at least, if they divide the rows; 
 WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
+SENDERS = 66  # SMs that send while others add: half of them
+SENDERS_BYTES = 8 << 20  # of tiles to add up, from which on it is so
 LAG_BYTES = 16 << 20  # of tiles, up to which a round is sent ahead; more are in L2 no longer when they are added
 LINK_GB_S = 350.0  # one way
 HOP_US = 3.0  # that a second hop takes: stores that land, a signal, a load
@@ -66,6 +68,7 @@ class Tiling:
     """Tiles of a launch: (BM, BN), ``per`` of them to a task and signal, and how many blocks there are tasks for.
 
     ``lag``: tasks that are sent before the first is waited for: those of a round, if there are several, but not many.
+    ``senders``: SMs that send while the others add up; 0: each does both.
     """
 
     rows: int
@@ -73,6 +76,7 @@ class Tiling:
     per: int
     blocks: int | None
     lag: int = 0
+    senders: int = 0
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -92,8 +96,10 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bo
     tasks = -(-tiles // per)
     launched = blocks(tasks, sms)
     each = launched or sms
-    ahead = each < tasks and tiles * bm * bn * itemsize <= LAG_BYTES
-    return Tiling(bm, bn, per, launched, each if ahead else 0)
+    nbytes = tiles * bm * bn * itemsize
+    senders = SENDERS if summed and tasks > 1 and nbytes >= SENDERS_BYTES else 0
+    ahead = each < tasks and nbytes <= LAG_BYTES
+    return Tiling(bm, bn, per, launched, each if ahead else 0, senders)
 
 
 def blocks(tasks: int, sms: int) -> int | None:
@@ -150,7 +156,8 @@ class Plan:
         elif self.summed:
             _, rows, cols = self.extents
             parts = self._along(x, self.split)[:, 0]
-            given = {**self.tiles.constants, "lag": self.tiles.lag, "sms": self.tiles.blocks, "group": group}
+            given = {**self.tiles.constants, "COMM": self.tiles.senders, "lag": self.tiles.lag}
+            given |= {"sms": self.tiles.blocks, "group": group}
             collective_kernels.sum_parts(x=parts, out=out.view(rows, cols), **given)
         elif self.words:
             into = torch.empty_like(out) if out.data_ptr() % 4 else out  # whatever is the case on the other ranks
@@ -173,8 +180,9 @@ class Plan:
 
     def _share(self, x: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         there = {"whole" if self.inside else "out": out.view(1, -1)}
+        tiles = self.tiles
         collective_kernels.sum_and_share(
-            x=x.view(1, -1), **there, lag=self.tiles.lag, BN=self.tiles.cols, sms=self.tiles.blocks, group=group
+            x=x.view(1, -1), **there, lag=tiles.lag, BN=tiles.cols, COMM=tiles.senders, sms=tiles.blocks, group=group
         )
 
     def _move(self, x: torch.Tensor, out: torch.Tensor, inside: bool, group: Group) -> None:

@@ -102,8 +102,14 @@ def _collectives() -> list[Subject]:
         found += [
             Subject(f"ops.exchange{name}", k.exchange, moves, tiles),
             Subject(f"ops.sum_and_share{name}", k.sum_and_share, sums, {"BN": 16}),
+            Subject(f"ops.sum_and_share_senders{name}", k.sum_and_share, sums, {"BN": 16, "COMM": 1}),
         ]
-    return [*found, Subject("ops.sum_parts", k.sum_parts, two_three(_parts, scalars=lag), tiles)]
+    parts = two_three(_parts, scalars=lag)
+    return [
+        *found,
+        Subject("ops.sum_parts", k.sum_parts, parts, tiles),
+        Subject("ops.sum_parts_senders", k.sum_parts, parts, tiles | {"COMM": 1}),
+    ]
 
 
 SUBJECTS = [*_many(), *_few(), *_collectives()]

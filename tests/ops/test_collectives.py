@@ -25,14 +25,17 @@ OPERATORS = tuple(collectives.DIMENSIONS)
 
 # ---------------------------------------------------------------------------------------------------- random problems
 @pytest.mark.parametrize("world", range(1, 9))
+@pytest.mark.parametrize("senders", [0, 1])
 @pytest.mark.parametrize("hops", [1, 2])
-def test_random_calls(world: int, hops: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_calls(world: int, hops: int, senders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_plans, "HOP_US", {1: 1e9, 2: -1.0}[hops])
     monkeypatch.setattr(collective_plans, "MOVED_INSIDE", {1: collective_plans.MOVED_INSIDE, 2: 0}[hops])
     monkeypatch.setattr(collective_plans, "TILES", (128, 64))  # several tiles, and several to a signal
     monkeypatch.setattr(collective_plans, "LEAST", 16)
     monkeypatch.setattr(collective_plans, "BLOCKS", {1: 0, 2: 2}[hops])  # which then send a round ahead
-    rng = random.Random(f"{world} {hops}")
+    monkeypatch.setattr(collective_plans, "SENDERS_BYTES", 0)
+    monkeypatch.setattr(collective_plans, "SENDERS", senders)
+    rng = random.Random(f"{world} {hops} {senders}")
     calls = [make(rng, world, 2000) for _ in range(40 // world + 8)]
     calls += [make(rng, world, 2000, "all_reduce") for _ in range(4)]
 
@@ -221,8 +224,11 @@ SPECS = {
     "sum_parts": [
         {"x": (dtype, 3), "out": (dtype, 2), "BM": rows, "BN": cols, "PER": 2}
         for dtype, rows, cols in ((BF16, 1, 8192), (F32, 1, 8192), (BF16, 256, 8), (F32, 32, 256), (F16, 128, 64))
+    ]
+    + [{"x": (BF16, 3), "out": (BF16, 2), "BM": 1, "BN": 8192, "PER": 8, "COMM": 66}],
+    "sum_and_share": [
+        {"x": (BF16, 2), there: (BF16, 2), "COMM": senders} for there in ("out", "whole") for senders in (0, 66)
     ],
-    "sum_and_share": [{"x": (BF16, 2), there: (BF16, 2)} for there in ("out", "whole")],
 }
 
 
@@ -237,14 +243,17 @@ def test_nothing_spills(name: str, given: dict[str, Any]) -> None:
     assert (made.binary.resources.spill_bytes, made.binary.resources.local_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("senders", [0, 1])
 @pytest.mark.parametrize("world", [2, 3])
-def test_launches_are_clean(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_clean(world: int, senders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under unkind schedules, each as the operator launches it."""
     monkeypatch.setattr(collective_plans, "TILES", (64,))
     monkeypatch.setattr(collective_plans, "LEAST", 16)
     monkeypatch.setattr(collective_plans, "HOP_US", 1e9)
     monkeypatch.setattr(collective_plans, "MOVED_INSIDE", 0)
     monkeypatch.setattr(collective_plans, "BLOCKS", 3)
+    monkeypatch.setattr(collective_plans, "SENDERS_BYTES", 0)
+    monkeypatch.setattr(collective_plans, "SENDERS", senders)
 
     def run(rank: int) -> None:
         x = numbers(rank, 4 * world, 6 * world)
