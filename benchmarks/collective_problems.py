@@ -77,15 +77,17 @@ class Way:
     signal_kb: int | None = None
     blocks: int | None = None
     hops: int | None = None
+    senders: int | None = None
 
     def __str__(self) -> str:
-        found = [f"{k}{v}" for k, v in (("t", self.tile), ("s", self.signal_kb), ("b", self.blocks)) if v is not None]
+        parts = ("t", self.tile), ("s", self.signal_kb), ("b", self.blocks), ("senders ", self.senders)
+        found = [f"{k}{v}" for k, v in parts if v is not None]
         return " ".join([*found, *([] if self.hops is None else [f"{self.hops} hop{'s' * (self.hops > 1)}"])])
 
 
 AS_IT_IS = (
     collective_plans.TILES, collective_plans.SIGNAL_BYTES, collective_plans.BLOCKS, collective_plans.HOP_US,
-    collective_plans.MOVED_INSIDE,
+    collective_plans.MOVED_INSIDE, collective_plans.SENDERS, collective_plans.SENDERS_BYTES,
 )  # fmt: skip
 ONE_AT_A_TIME = threading.Lock()  # ranks may be threads
 
@@ -98,11 +100,13 @@ def planned(way: Way) -> Iterator[None]:
     c.SIGNAL_BYTES = c.SIGNAL_BYTES if way.signal_kb is None else way.signal_kb << 10
     c.BLOCKS = c.BLOCKS if way.blocks is None else way.blocks
     c.HOP_US = c.HOP_US if way.hops is None else {1: math.inf, 2: -1.0}[way.hops]
+    if way.senders is not None:
+        c.SENDERS, c.SENDERS_BYTES = way.senders, 0
     c.MOVED_INSIDE = 0  # where it is said who writes the result, it is so
     try:
         yield
     finally:
-        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US, c.MOVED_INSIDE = AS_IT_IS
+        c.TILES, c.SIGNAL_BYTES, c.BLOCKS, c.HOP_US, c.MOVED_INSIDE, c.SENDERS, c.SENDERS_BYTES = AS_IT_IS
 
 
 class Operands:

@@ -134,7 +134,7 @@ def work(args: argparse.Namespace, world: int) -> list[tuple[Problem, list[tuple
 
 
 def swept(p: Problem, world: int) -> list[tuple[Way, bool]]:
-    """Tiles, bytes behind a signal and blocks; for an all-reduce with one hop and with two."""
+    """Tiles, bytes behind a signal and blocks; of large sums, SMs that send; for an all-reduce one hop and two."""
     hops = (1, 2) if p.operator == "all_reduce" else (None,)
     small, sums = p.nbytes <= 1 << 20, p.operator in ("all_reduce", "reduce_scatter")
     large = problems.TILES[1:3] if sums else problems.TILES[1:]  # sums of larger ones have too few registers
@@ -145,6 +145,8 @@ def swept(p: Problem, world: int) -> list[tuple[Way, bool]]:
         for signal in ((32,) if small or h == 2 else problems.SIGNAL_KB)
         for blocks in ((0, 32) if small else problems.BLOCKS)
     ]
+    if sums and not small:
+        ways += [Way(blocks=0, hops=h, senders=senders) for h in hops for senders in (0, 24, 44, 66, 88)]
     return [(way, False) for way in ways] + [
         (way, True) for way in ways if way.blocks in (0, 32) and p.operator != "reduce_scatter" and way.hops != 1
     ]

@@ -110,7 +110,7 @@ def sum_parts(
 ):  # fmt: skip
     """out = the sum over ranks of x[me]: reduce-scatter, and all-reduce in one hop where all parts of x are one.
 
-    With COMM so many SMs send, and the others add: blocks that do both do so in step, and the link is idle while they
+    With COMM so many SMs send, and the others add: blocks that do both fall into step, and the link idles while they
     add.
     """
     W, rows, cols = pk.world_size(), pk.cdiv(x.rows, BM), pk.cdiv(x.cols, BN)
