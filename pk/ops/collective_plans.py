@@ -30,8 +30,8 @@ NARROW, EDGE = 64, 256  # columns of a tile: at least, if they divide the rows; 
 WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
-# SMs that send while the others add, 0: each does both.  Ranks that share an H200 have no link that could idle, and lose a
-# third if half of them send; two with a link between them have not been measured.
+# SMs that send while the others add, 0: each does both.  Ranks that share an H200 have no link that could idle, and
+# lose a third if half of them send; two with a link between them have not been measured.
 SENDERS = 0
 SENDERS_BYTES = 8 << 20  # of tiles to add up, from which on it is so
 LAG_BYTES = 16 << 20  # of tiles, up to which a round is sent ahead; more are in L2 no longer when they are added
