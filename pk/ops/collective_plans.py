@@ -99,7 +99,7 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bo
     launched = blocks(tasks, sms)
     each = launched or sms
     nbytes = tiles * bm * bn * itemsize
-    senders = SENDERS if summed and tasks > 1 and nbytes >= SENDERS_BYTES else 0
+    senders = SENDERS if summed and tasks > 1 and BLOCKS != 1 and nbytes >= SENDERS_BYTES else 0
     ahead = each < tasks and nbytes <= LAG_BYTES
     return Tiling(bm, bn, per, launched, each if ahead else 0, senders)
 

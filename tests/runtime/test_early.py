@@ -88,3 +88,18 @@ def test_how_a_launch_is_submitted(world: int, local: bool, attributes: tuple[bo
 
     threads(run, world, driver)
     assert driver.attributes == [attributes] * world
+
+
+def test_ranks_that_are_not_all_early_are_told_apart() -> None:
+    """A constant that differs between ranks may decide it: the entry words' hash then differs."""
+    driver = FakeDriver()
+
+    def run(rank: int) -> None:
+        made, scratch = replace(EARLY, early=rank == 0), {"slots": ((8, 64), torch.float32)}
+        group = groups.current()
+        contexts.of(group).grow(1, 1 << 20)
+        launch(Call(group, made, FakeModule(made), {"a": A}, {"n": 0, "x": 0.0}, SIGNALS, scratch, "some"))
+
+    threads(run, 2, driver)
+    hashes = [struct.unpack_from("<I", data, CONTEXT.offset + 96)[0] for _, _, _, data in driver.launches]
+    assert len(set(hashes)) == 2

@@ -34,7 +34,8 @@ PK_DEVICE bool wait_ranks(const Role& role, const u64* words, u32 late, u64 limi
     while (true) {
         if (lane < static_cast<int>(role.ctx.world)) word = ld_relaxed_sys(words + lane);
         const u32 theirs = static_cast<u32>(word), hash = static_cast<u32>(word >> 32);
-        const u32 missing = __ballot_sync(0xffffffffu, static_cast<s32>(theirs - number) < 0);
+        // A rank is one launch ahead at most; an exit word may be any number of launches old.
+        const u32 missing = __ballot_sync(0xffffffffu, theirs - number > 1);
         const u32 differ = __ballot_sync(0xffffffffu, theirs == number && hash != role.ctx.hash);
         if (missing == 0 && differ == 0) break;
         const u32 verdict = differ ? REASON_DISAGREE : limit.exhausted(role.ctx, limit_ns, late);
