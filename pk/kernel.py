@@ -381,7 +381,7 @@ class Kernel:
         signals = ", ".join(f"{name} {shape}" for name, shape in counters.items())
         buffers = ", ".join(f"{name} {shape}" for name, (shape, _) in scratch.items())
         constants = ", ".join(f"{k}={v!r}" for k, v in program.ir.constants)
-        level = f"; PK_SANITIZE={program.sanitize}" * (program.sanitize > 0)
+        level = f"; PK_SANITIZE={program.sanitize}" * (program.sanitize > 0) + "; early" * program.source.early
         symmetric = ", ".join(f"{name} {shape}" for name, shape in alike)
         tensors = f"tensors: {program.types}; {'shapes' if self.alike else 'symmetric'}: {symmetric}{level}"
         return f"{self.name}({constants}) {tensors}; signals: {signals}; scratch: {buffers}"

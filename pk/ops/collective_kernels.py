@@ -3,7 +3,7 @@
 Ordinary memory cannot be reached by peers.  So a rank pushes what a peer is to have into that peer's work space, with
 a signal behind every few tiles, and the peer adds or copies them from there as they come, in the same launch.  One team
 of 256 threads an SM does both, a tile at a time: while one block waits for its stores or for a peer, the others send,
-so that the link is always busy.  Where a block has a few tasks, it sends the next before it waits for the last:
+so that the link is busy.  Where a block has a few tasks, it sends the next before it waits for the last:
 ``lag`` tasks lie between, as many as there are blocks.
 
 What a rank sends of ``x`` is read before it writes that part of the result, which may be the same memory: its own

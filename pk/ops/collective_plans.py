@@ -31,7 +31,7 @@ WARP = 32  # threads that a row takes, whether it has so many columns or not
 SIGNAL_BYTES = 128 << 10  # of tiles behind which a signal is sent, where every SM has several of them
 BLOCKS = 0  # at most; 0: all SMs
 # SMs that send while the others add, 0: each does both.  Ranks that share an H200 have no link that could idle, and
-# lose a third if half of them send; two with a link between them have not been measured.
+# lose by it; two with a link between them have not been measured.
 SENDERS = 0
 SENDERS_BYTES = 8 << 20  # of tiles to add up, from which on it is so
 LAG_BYTES = 16 << 20  # of tiles, up to which a round is sent ahead; more are in L2 no longer when they are added
@@ -99,7 +99,7 @@ def tiling(depth: int, rows: int, cols: int, itemsize: int, sms: int, summed: bo
     launched = blocks(tasks, sms)
     each = launched or sms
     nbytes = tiles * bm * bn * itemsize
-    senders = SENDERS if summed and tasks > 1 and BLOCKS != 1 and nbytes >= SENDERS_BYTES else 0
+    senders = SENDERS if summed and each > 1 and nbytes >= SENDERS_BYTES else 0
     ahead = each < tasks and nbytes <= LAG_BYTES
     return Tiling(bm, bn, per, launched, each if ahead else 0, senders)
 
@@ -214,7 +214,7 @@ def packed(t: torch.Tensor) -> torch.Tensor:
 
 
 def made(call: Collective, world: int, sms: int) -> Plan:
-    """The plan of ``call`` between ``world`` ranks: the same on all of them, but for the number of blocks."""
+    """The plan of ``call`` between ``world`` ranks, the same on all of them; ``sms``: that each has at least."""
     x, dims = call.x, dict(call.dims)
     joins = call.operator == "all_gather"
     split = None if joins else dims.get("dim", dims.get("split_dim"))

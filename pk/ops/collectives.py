@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from pk.errors import ArgumentError, short
-from pk.ops import calls, collective_plans, inputs, model, route
+from pk.ops import calls, choose, collective_plans, inputs, route
 from pk.ops.inputs import SUMMED
 from pk.runtime import symm
 from pk.runtime.group import Group, current
@@ -151,7 +151,7 @@ def direct(operator: str, x: Any, dims: dict[str, int], group: Any, out: torch.T
         plan = owner.calls.get(key)
         if plan is None:
             calls.compared(owner, call)
-            plan = collective_plans.made(call, owner.world_size, owner.sms or model.SMS)
+            plan = collective_plans.made(call, owner.world_size, choose.facts(owner).sms)
             calls.remember(owner, key, plan)
         out = x.new_empty(shape) if out is None else out
         plan.run(x, out, owner)

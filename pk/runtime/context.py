@@ -92,7 +92,7 @@ class Context:
         """Make the launch fit.  Collective; raises :class:`pk.errors.BackendError` during graph capture."""
         if counters > self.capacity:
             capacity = max(CAPACITY, 1 << (counters - 1).bit_length())
-            nbytes = _pad_offset(capacity) + PAD_BYTES + 2 * EARLY_BYTES
+            nbytes = _pad_offset(capacity) + PAD_BYTES + 2 * EARLY_BYTES * (self.group.world_size > 1)
             segment = symm.heap(self.group).allocate(nbytes, f"room for {capacity} counters")
             if self.segment is not None:
                 self.outgrown.append(self.segment)

@@ -364,7 +364,7 @@ def _pack(call: Call, context: Context) -> Packed:
     group, source = call.group, call.source
     views, places = _views(call, context)
     kernel = context.number(source, call.signals, call.identity)
-    hash_ = zlib.crc32(f"{call.identity}; at {places}; early {call.early}".encode())
+    hash_ = zlib.crc32(f"{call.identity}; at {places}".encode())
     meeting = contexts.EXIT_WORDS * source.remote | contexts.EARLY * call.early
     struct_ = context.pack(kernel, hash_, call.counters, meeting)
     values = params.Values(views, call.scalars, call.signals, struct_, context.pad)

@@ -138,6 +138,18 @@ def test_in_place() -> None:
     assert all(torch.equal(x, ranks[0][0]) for found in ranks for x in found), "one order of sums"
 
 
+def test_ranks_with_different_numbers_of_sms() -> None:
+    """Three ranks on two GPUs: what the kernels are made for must be alike."""
+
+    def run(rank: int) -> None:
+        current().sms = 132 if rank == 1 else 66
+        x = torch.full((1 << 20,), rank + 1.0, dtype=BF16)
+        assert bool((pk.ops.all_reduce(x) == 6).all())
+        assert bool((pk.ops.all_gather(x).view(3, -1) == torch.tensor([[1.0], [2.0], [3.0]])).all())
+
+    pk.spawn(run, 3, "sim")
+
+
 def test_nothing_to_move() -> None:
     def run(rank: int) -> None:
         for operator in OPERATORS:

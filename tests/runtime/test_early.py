@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import pk
 from pk.artifact import Field
 from pk.runtime import context as contexts
 from pk.runtime import group as groups
@@ -90,16 +92,27 @@ def test_how_a_launch_is_submitted(world: int, local: bool, attributes: tuple[bo
     assert driver.attributes == [attributes] * world
 
 
-def test_ranks_that_are_not_all_early_are_told_apart() -> None:
-    """A constant that differs between ranks may decide it: the entry words' hash then differs."""
-    driver = FakeDriver()
+@pk.kernel
+def either(x: pk.Global, MAPPED: pk.constexpr):
+    """Through a tensor map or by pointer."""
+    ring = pk.pipeline(2, t=pk.shared((8, 64), x.dtype))
+    box, _ = pk.scratch((pk.world_size(), 8, 64), x.dtype), pk.signals(1)
+    for i in pk.tasks(1):
+        with pk.storer():
+            if MAPPED:
+                with ring.fill() as s:
+                    pk.load_async(s.t, box[pk.rank()], (0, 0, 0))
+        with pk.consumer(warpgroups=1):
+            if MAPPED:
+                with ring.drain() as s:
+                    pk.store(x, pk.load(s.t), (0, 0))
+            else:
+                pk.store(box[pk.rank()], pk.load(x, (0, 0), (8, 64)), (0, 0, 0))
 
-    def run(rank: int) -> None:
-        made, scratch = replace(EARLY, early=rank == 0), {"slots": ((8, 64), torch.float32)}
-        group = groups.current()
-        contexts.of(group).grow(1, 1 << 20)
-        launch(Call(group, made, FakeModule(made), {"a": A}, {"n": 0, "x": 0.0}, SIGNALS, scratch, "some"))
 
-    threads(run, 2, driver)
-    hashes = [struct.unpack_from("<I", data, CONTEXT.offset + 96)[0] for _, _, _, data in driver.launches]
-    assert len(set(hashes)) == 2
+def test_ranks_agree_on_whether_a_launch_is_early() -> None:
+    """What a captured constant decides, which may differ between ranks, is in no shape and no argument."""
+    programs = [either.specialise(x=pk.spec(torch.float32, 2), MAPPED=mapped) for mapped in (False, True)]
+    assert [p.source.early for p in programs] == [True, False]
+    texts = [either._identity(p, SimpleNamespace(tensors={}), {}, {}) for p in programs]
+    assert [text.count("; early") for text in texts] == [1, 0]

@@ -87,7 +87,7 @@ PK_DEVICE void launch_open(Role& role, int site, bool again = false) {
 // -- end --------------------------------------------------------------------------------------------------------
 /// Last statement of every warp's branch: all threads of the block have finished what they issued; with a cluster, those
 /// of the other block too, which reaches into this one's shared memory.  Launches behind this one come from here on, not
-/// earlier: blocks that wait beside those that work cost these 1 %.
+/// earlier: blocks that wait where others still work slow these down.
 template <int CLUSTER = 1>
 PK_DEVICE void leave() {
     asm volatile("bar.sync 0;" ::: "memory");
